@@ -1,0 +1,458 @@
+// Backward on tensor cores through mma.sync: sm_80 and newer. A CTA keeps one tile of K/V rows and their dK and
+// dV, and walks the query rows that see them, one q head of the K/V head after the other, in a fixed order: dK
+// and dV are the same bits on every run. dQ leaves per block: straight to its rows where this tile holds all of
+// their keys, else by fp32 adds.
+//
+// Scores are computed transposed (keys x rows): a warp takes a strip of keys and half of the block's rows. P
+// and dS pass through shared memory, where dV and dK find them as [key][row] and dQ finds dS transposed; there
+// a warp takes its strip of keys and half of the columns. Config: kBf16, kDim, kDimV, kRatio, kM query rows per
+// block, kN keys, kWarps, kCtas, kAligned, kPayloadF32 (dtype of remote dK/dV).
+#pragma once
+
+#include "portable_args.h"
+#include "portable_common.cuh"
+#include "portable_rows.cuh"
+
+namespace bdcp::kernel {
+
+struct BackwardShape {
+  static constexpr int kThreads = Config::kWarps * 32;
+  static constexpr int kKeyGroups = Config::kWarps / 2;
+  static constexpr int kKt = Config::kN / (16 * kKeyGroups);  // m16 tiles of keys per warp
+  static constexpr int kHalfM = Config::kM / 2;
+  // dQ of a block: warps as a grid of row strips times column groups.
+  static constexpr int kStrips = 2;
+  static constexpr int kRt = kHalfM / 16;  // m16 tiles of rows per warp
+  static constexpr int kColumnGroups = kKeyGroups;
+  static constexpr int kColumnUnit = 16 * kColumnGroups;
+  static constexpr int kDimPad = (Config::kDim + kColumnUnit - 1) / kColumnUnit * kColumnUnit;
+  static constexpr int kDimVPad = (Config::kDimV + 31) / 32 * 32;
+  static constexpr int kDqColumns = kDimPad / kColumnGroups;
+  static constexpr int kPitchK = kDimPad + 8;
+  static constexpr int kPitchV = kDimVPad + 8;
+  static constexpr int kPitchS = Config::kM + 8;  // of P and dS, stored [key][row]
+  static constexpr int kBytesK = Config::kN * kPitchK * 2;
+  static constexpr int kBytesV = Config::kN * kPitchV * 2;
+  static constexpr int kBytesQ = Config::kM * kPitchK * 2;
+  static constexpr int kBytesDo = Config::kM * kPitchV * 2;
+  static constexpr int kBytesS = Config::kN * kPitchS * 2;
+  static_assert(Config::kN == 16 * kKt * kKeyGroups && Config::kM % 32 == 0,
+                "tile does not split over the warps");
+};
+
+/// What a CTA keeps in shared memory rather than in registers; K, V, the Q and dO buffers and dS follow.
+struct alignas(16) BackwardShared {
+  int2 keys[Config::kN];  // per key: the rows [x, y) that see it
+  float lse[2][Config::kM];
+  float delta[2][Config::kM];
+  PortableKeyTile tile;
+  int2 rows;    // query rows that are read; others arrive as zeros
+  int2 loaded;  // likewise key positions
+  int kv_head;
+};
+
+static_assert(sizeof(BackwardShared) + BackwardShape::kBytesK + BackwardShape::kBytesV +
+                      2 * (BackwardShape::kBytesQ + BackwardShape::kBytesDo + BackwardShape::kBytesS) ==
+                  Config::kSmem,
+              "the host sizes shared memory the same way");
+
+struct BackwardTile {
+  using Shape = BackwardShape;
+  static constexpr int kM = Config::kM, kN = Config::kN;
+
+  const PortableBackwardArgs& args;
+  BackwardShared& shared;
+  u32 smem_k, smem_v, smem_blocks, smem_p, smem_ds;
+  int thread, lane, warp;
+  static constexpr int kKt = Shape::kKt, kHalfM = Shape::kHalfM;
+  float dk[kKt][Shape::kDimPad / 16][4],
+      dv[kKt][Shape::kDimVPad / 16][4];  // the warp's keys, half of the columns
+  bool bad;                              // a dQ value of this tile was not finite
+
+  __device__ BackwardTile(const PortableBackwardArgs& a, char* smem)
+      : args(a), shared(*reinterpret_cast<BackwardShared*>(smem)) {
+    thread = threadIdx.x;
+    lane = thread % 32;
+    warp = thread / 32;
+    smem_k = smem_address(smem) + sizeof(BackwardShared);
+    smem_v = smem_k + Shape::kBytesK;
+    smem_blocks = smem_v + Shape::kBytesV;
+    smem_p = smem_blocks + 2 * (Shape::kBytesQ + Shape::kBytesDo);
+    smem_ds = smem_p + Shape::kBytesS;
+    if (thread == 0) {
+      shared.tile = args.tiles[blockIdx.x / args.heads_kv];
+      shared.kv_head = static_cast<int>(blockIdx.x) % args.heads_kv;
+    }
+    __syncthreads();
+  }
+
+  __device__ u32 smem_q(int stage) const { return smem_blocks + stage * (Shape::kBytesQ + Shape::kBytesDo); }
+  __device__ u32 smem_do(int stage) const { return smem_q(stage) + Shape::kBytesQ; }
+
+  template <int kDim, int kPad, int kPitch>
+  __device__ void load_keys(u32 smem, const Tensor& local, const Tensor& remote) const {
+    using Copy = RowCopy<Shape::kThreads, kDim, kPad, kPitch>;
+    const int chunk = Copy::chunk(thread);
+    const u16* near = static_cast<const u16*>(local.data) + shared.kv_head * local.head_stride + chunk * 8;
+    const u16* far = static_cast<const u16*>(remote.data) + shared.kv_head * remote.head_stride + chunk * 8;
+#pragma unroll 2
+    for (int row = Copy::row(thread); row < kN; row += Copy::kStep) {
+      const int position = shared.tile.k_begin + row;
+      const u16* source = position < args.remote_len ? far + position * remote.row_stride
+                                                     : near + (position - args.remote_len) * local.row_stride;
+      Copy::copy(smem, row, chunk, source, position >= shared.loaded.x && position < shared.loaded.y);
+    }
+  }
+
+  template <int kDim, int kPad, int kPitch>
+  __device__ void load_block(u32 smem, const Tensor& tensor, int head, int block) const {
+    using Copy = RowCopy<Shape::kThreads, kDim, kPad, kPitch>;
+    static_assert(kM % Copy::kStep == 0, "threads do not cover the block evenly");
+    const int t = formed_again(thread), chunk = Copy::chunk(t), first = block + Copy::row(t);
+    const u16* source = static_cast<const u16*>(tensor.data) + head * tensor.head_stride + chunk * 8 +
+                        first * tensor.row_stride;
+    const int begin = shared.rows.x, end = shared.rows.y;
+#pragma unroll
+    for (int i = 0; i < kM / Copy::kStep; ++i, source += Copy::kStep * tensor.row_stride)
+      Copy::copy(smem, Copy::row(t) + i * Copy::kStep, chunk, source,
+                 first + i * Copy::kStep >= begin && first + i * Copy::kStep < end);
+  }
+
+  /// Q, dO, LSE and delta of rows [block, block + kM) of a head.
+  __device__ void load_rows(int stage, int head, int block) {
+    load_block<Config::kDim, Shape::kDimPad, Shape::kPitchK>(smem_q(stage), args.q, head, block);
+    load_block<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_do(stage), args.dout, head, block);
+    for (int i = thread; i < kM; i += Shape::kThreads) {
+      const int row = block + i;
+      const bool real = row >= shared.rows.x && row < shared.rows.y;
+      cp_async_4(smem_address(&shared.lse[stage][i]), args.lse + head * args.lse_stride + row, real);
+      cp_async_4(smem_address(&shared.delta[stage][i]), args.delta + head * args.rows + row, real);
+    }
+  }
+
+  /// Rows that see each key, from segments [seg_begin, seg_end).
+  __device__ void find_rows(int seg_begin, int seg_end) const {
+    for (int index = thread; index < kN; index += Shape::kThreads) {
+      const int position = shared.tile.k_begin + index;
+      int2 rows = make_int2(0, 0);
+#pragma unroll 1
+      for (int s = seg_begin; s < seg_end; ++s) {
+        const Segment segment = args.segments[s];
+        if (position < segment.k_begin || position >= segment.k_end || position >= shared.tile.k_end) continue;
+        // Bottom-right aligned: the segment's last row sees all of its keys, the row before all but the last,
+        // ...
+        rows = make_int2(max(segment.q_begin, segment.q_end - (segment.k_end - position)), segment.q_end);
+      }
+      shared.keys[index] = rows;
+    }
+  }
+
+  /// s = the warp's rows of A (keys) times its half of B's rows (a block), over kPad columns.
+  template <int kPad, int kPitch>
+  __device__ void multiply_transposed(float (&s)[kKt][kHalfM / 8][4], u32 a_rows, u32 b_rows) const {
+    const int l = formed_again(lane), w = formed_again(warp);
+    const u32 a_base = a_rows + ((w / 2 * 16 * kKt + l % 16) * kPitch + l / 16 * 8) * 2;
+    const u32 b_base = b_rows + ((w % 2 * kHalfM + l % 8 + l / 16 * 8) * kPitch + l / 8 % 2 * 8) * 2;
+#pragma unroll
+    for (int kt = 0; kt < kKt; ++kt)
+#pragma unroll
+      for (int n = 0; n < kHalfM / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[kt][n][i] = 0.f;
+#pragma unroll 4
+    for (int kk = 0; kk < kPad / 16; ++kk) {
+      u32 a[kKt][4];
+#pragma unroll
+      for (int kt = 0; kt < kKt; ++kt) ldmatrix_x4(a[kt], a_base + (kt * 16 * kPitch + kk * 16) * 2);
+#pragma unroll
+      for (int n = 0; n < kHalfM / 16; ++n) {
+        u32 b[4];
+        ldmatrix_x4(b, b_base + (n * 16 * kPitch + kk * 16) * 2);
+#pragma unroll
+        for (int kt = 0; kt < kKt; ++kt) {
+          mma_16x8x16<Config::kBf16>(s[kt][2 * n], a[kt], b[0], b[1]);
+          mma_16x8x16<Config::kBf16>(s[kt][2 * n + 1], a[kt], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  /// acc (the warp's keys, its half of kPad columns) += A ([key][row] in shared memory) times the block's rows.
+  template <int kPad, int kPitch>
+  __device__ void accumulate(float (&acc)[kKt][kPad / 16][4], u32 a_keys, u32 b_rows) const {
+    const int l = formed_again(lane), w = formed_again(warp);
+    const u32 a_base = a_keys + ((w / 2 * 16 * kKt + l % 16) * Shape::kPitchS + l / 16 * 8) * 2;
+    const u32 b_base = b_rows + (l % 16 * kPitch + w % 2 * (kPad / 2) + l / 16 * 8) * 2;
+#pragma unroll
+    for (int kk = 0; kk < kM / 16; ++kk) {
+      u32 a[kKt][4];
+#pragma unroll
+      for (int kt = 0; kt < kKt; ++kt) ldmatrix_x4(a[kt], a_base + (kt * 16 * Shape::kPitchS + kk * 16) * 2);
+#pragma unroll
+      for (int n = 0; n < kPad / 32; ++n) {
+        u32 b[4];
+        ldmatrix_x4_trans(b, b_base + (kk * 16 * kPitch + n * 16) * 2);
+#pragma unroll
+        for (int kt = 0; kt < kKt; ++kt) {
+          mma_16x8x16<Config::kBf16>(acc[kt][2 * n], a[kt], b[0], b[1]);
+          mma_16x8x16<Config::kBf16>(acc[kt][2 * n + 1], a[kt], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  /// Stores accumulators of keys x rows as 16-bit [key][row]; accumulator pairs run along rows.
+  __device__ void store_scores(u32 target, const float (&s)[kKt][kHalfM / 8][4]) const {
+    const int l = formed_again(lane), w = formed_again(warp);
+    const u32 base = target + ((w / 2 * 16 * kKt + l / 4) * Shape::kPitchS + w % 2 * kHalfM + l % 4 * 2) * 2;
+#pragma unroll
+    for (int kt = 0; kt < kKt; ++kt)
+#pragma unroll
+      for (int n = 0; n < kHalfM / 8; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          asm volatile(
+              "st.shared.b32 [%0], %1;\n" ::"r"(base + ((kt * 16 + half * 8) * Shape::kPitchS + n * 8) * 2),
+              "r"(pack_16<Config::kBf16>(s[kt][n][2 * half], s[kt][n][2 * half + 1]))
+              : "memory");
+  }
+
+  /// P and dS of one block of rows, into shared memory.
+  __device__ void block_scores(int stage, int block, bool masked) const {
+    float s[kKt][kHalfM / 8][4];
+    multiply_transposed<Shape::kDimPad, Shape::kPitchK>(s, smem_k, smem_q(stage));
+    const int l = formed_again(lane), w = formed_again(warp);
+    const int first = w % 2 * kHalfM + l % 4 * 2;  // the thread's first row in the block
+#pragma unroll
+    for (int kt = 0; kt < kKt; ++kt)
+#pragma unroll
+      for (int n = 0; n < kHalfM / 8; ++n) {
+        float2 lse = *reinterpret_cast<const float2*>(&shared.lse[stage][first + n * 8]);
+        lse.x *= 1.4426950408889634f;
+        lse.y *= 1.4426950408889634f;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          s[kt][n][i] = exp2_approx(s[kt][n][i] * args.scale_log2 - (i % 2 ? lse.y : lse.x));
+      }
+    if (masked) hide(s, block);
+    store_scores(smem_p, s);
+    float dp[kKt][kHalfM / 8][4];
+    multiply_transposed<Shape::kDimVPad, Shape::kPitchV>(dp, smem_v, smem_do(stage));
+#pragma unroll
+    for (int kt = 0; kt < kKt; ++kt)
+#pragma unroll
+      for (int n = 0; n < kHalfM / 8; ++n) {
+        const float2 delta = *reinterpret_cast<const float2*>(&shared.delta[stage][first + n * 8]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) dp[kt][n][i] = s[kt][n][i] * (dp[kt][n][i] - (i % 2 ? delta.y : delta.x));
+      }
+    // Selected again, not left to 0 * dP: dP and delta of a hidden pair may be anything.
+    if (masked) hide(dp, block);
+    store_scores(smem_ds, dp);
+  }
+
+  __device__ void hide(float (&s)[kKt][kHalfM / 8][4], int block) const {
+    const int l = formed_again(lane), w = formed_again(warp);
+    const int first = block + w % 2 * kHalfM + l % 4 * 2;
+#pragma unroll
+    for (int kt = 0; kt < kKt; ++kt)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int2 seen = shared.keys[(w / 2 * kKt + kt) * 16 + l / 4 + half * 8];
+#pragma unroll
+        for (int n = 0; n < kHalfM / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int row = first + n * 8 + i;
+            if (row < seen.x || row >= seen.y) s[kt][n][2 * half + i] = 0.f;
+          }
+      }
+  }
+
+  /// dQ of the block from all warps' dS.
+  __device__ void block_dq(int head, int block) {
+    const int l = formed_again(lane), w = formed_again(warp);
+    const int strip = w % 2, group = w / 2;
+    constexpr int kRt = Shape::kRt;
+    float dq[kRt][Shape::kDqColumns / 8][4];
+#pragma unroll
+    for (int rt = 0; rt < kRt; ++rt)
+#pragma unroll
+      for (int n = 0; n < Shape::kDqColumns / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) dq[rt][n][i] = 0.f;
+    const u32 a_base = smem_ds + ((l / 16 * 8 + l % 8) * Shape::kPitchS + strip * kHalfM + l / 8 % 2 * 8) * 2;
+    const u32 b_base = smem_k + (l % 16 * Shape::kPitchK + group * Shape::kDqColumns + l / 16 * 8) * 2;
+#pragma unroll 4
+    for (int kk = 0; kk < kN / 16; ++kk) {
+      u32 a[kRt][4];
+#pragma unroll
+      for (int rt = 0; rt < kRt; ++rt)
+        ldmatrix_x4_trans(a[rt], a_base + (kk * 16 * Shape::kPitchS + rt * 16) * 2);
+#pragma unroll
+      for (int n = 0; n < Shape::kDqColumns / 16; ++n) {
+        u32 b[4];
+        ldmatrix_x4_trans(b, b_base + (kk * 16 * Shape::kPitchK + n * 16) * 2);
+#pragma unroll
+        for (int rt = 0; rt < kRt; ++rt) {
+          mma_16x8x16<Config::kBf16>(dq[rt][2 * n], a[rt], b[0], b[1]);
+          mma_16x8x16<Config::kBf16>(dq[rt][2 * n + 1], a[rt], b[2], b[3]);
+        }
+      }
+    }
+    const bool whole = shared.tile.whole;
+    const int column = group * Shape::kDqColumns + l % 4 * 2;
+#pragma unroll
+    for (int rt = 0; rt < kRt; ++rt)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = block + strip * kHalfM + rt * 16 + l / 4 + half * 8;
+        if (row < shared.rows.x || row >= shared.rows.y) continue;
+        if (whole) {
+          u16* target =
+              static_cast<u16*>(args.dq.data) + row * args.dq.row_stride + head * args.dq.head_stride + column;
+#pragma unroll
+          for (int n = 0; n < Shape::kDqColumns / 8; ++n) {
+            const float low = dq[rt][n][2 * half] * args.scale, high = dq[rt][n][2 * half + 1] * args.scale;
+            bad |= !(fabsf(low) + fabsf(high) <= 3.4028234e38f);
+            if (Config::kDim != Shape::kDimPad && column + n * 8 >= Config::kDim) continue;
+            store_pair<Config::kBf16, Config::kAligned>(target + n * 8, low, high);
+          }
+        } else {
+          float* target = args.dq_sum + (static_cast<i64>(row) * args.heads_q + head) * Config::kDim + column;
+#pragma unroll
+          for (int n = 0; n < Shape::kDqColumns / 8; ++n) {
+            if (Config::kDim != Shape::kDimPad && column + n * 8 >= Config::kDim) continue;
+            add_pair(target + n * 8, dq[rt][n][2 * half], dq[rt][n][2 * half + 1]);
+          }
+        }
+      }
+  }
+
+  /// All q heads and row blocks of the tile, in order.
+  __device__ void walk() {
+#pragma unroll
+    for (int kt = 0; kt < kKt; ++kt)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int n = 0; n < Shape::kDimPad / 16; ++n) dk[kt][n][i] = 0.f;
+#pragma unroll
+        for (int n = 0; n < Shape::kDimVPad / 16; ++n) dv[kt][n][i] = 0.f;
+      }
+    bad = false;
+    const int blocks = (shared.tile.q_end - shared.tile.q_begin + kM - 1) / kM;
+    if (blocks <= 0) return;
+    load_keys<Config::kDim, Shape::kDimPad, Shape::kPitchK>(smem_k, args.k, args.remote_k);
+    load_keys<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_v, args.v, args.remote_v);
+    int head = shared.kv_head * Config::kRatio, block = shared.tile.q_begin;
+    load_rows(0, head, block);
+    cp_async_commit();
+    int stage = 0;
+#pragma unroll 1
+    for (int left = blocks * Config::kRatio; left > 0; --left, stage ^= 1) {
+      int next_head = head, next_block = block + kM;
+      if (next_block >= shared.tile.q_end) {
+        next_block = shared.tile.q_begin;
+        ++next_head;
+      }
+      cp_async_wait<0>();
+      __syncthreads();  // this block has arrived; the other buffers, P and dS are free
+      if (left > 1) load_rows(stage ^ 1, next_head, next_block);
+      cp_async_commit();
+      block_scores(stage, block, block < shared.tile.full_begin || block + kM > shared.tile.full_end);
+      __syncthreads();  // P and dS are complete
+      accumulate<Shape::kDimVPad, Shape::kPitchV>(dv, smem_p, smem_do(stage));
+      block_dq(head, block);
+      accumulate<Shape::kDimPad, Shape::kPitchK>(dk, smem_ds, smem_q(stage));
+      head = next_head;
+      block = next_block;
+    }
+  }
+
+  __device__ bool any_non_finite() const {
+    bool found = bad;
+#pragma unroll
+    for (int kt = 0; kt < kKt; ++kt)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int n = 0; n < Shape::kDimPad / 16; ++n) found |= !(fabsf(dk[kt][n][i]) <= 3.4028234e38f);
+#pragma unroll
+        for (int n = 0; n < Shape::kDimVPad / 16; ++n) found |= !(fabsf(dv[kt][n][i]) <= 3.4028234e38f);
+      }
+    return found;
+  }
+
+  template <int kDim, int kPad>
+  __device__ void store_one(const PortableKeyGradient& target, const float (&acc)[kKt][kPad / 16][4],
+                            float factor, int first, int end) const {
+    const int l = formed_again(lane), w = formed_again(warp);
+    const int column = w % 2 * (kPad / 2) + l % 4 * 2;
+#pragma unroll
+    for (int kt = 0; kt < kKt; ++kt)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int position = shared.tile.k_begin + (w / 2 * kKt + kt) * 16 + l / 4 + half * 8;
+        if (position < first || position >= end) continue;
+        const int row = position - args.remote_len;
+        const bool far = row < 0;
+        const bool wide = far ? Config::kPayloadF32 : row >= args.shared_begin;
+        const Tensor& tensor = far ? target.remote : wide ? target.shared : target.local;
+        const i64 offset = (far    ? position
+                            : wide ? row - args.shared_begin
+                                   : row) *
+                               tensor.row_stride +
+                           shared.kv_head * tensor.head_stride + column;
+#pragma unroll
+        for (int n = 0; n < kPad / 16; ++n) {
+          if (kDim != kPad && n * 8 + column >= kDim) continue;
+          const float low = acc[kt][n][2 * half] * factor, high = acc[kt][n][2 * half + 1] * factor;
+          if (wide) {
+            float* to = static_cast<float*>(tensor.data) + offset + n * 8;
+            to[0] = low;
+            to[1] = high;
+          } else {
+            store_pair<Config::kBf16, Config::kAligned>(static_cast<u16*>(tensor.data) + offset + n * 8, low,
+                                                        high);
+          }
+        }
+      }
+  }
+  __device__ void store(int first, int end) const {
+    store_one<Config::kDim, Shape::kDimPad>(args.dk, dk, args.scale, first, end);
+    store_one<Config::kDimV, Shape::kDimVPad>(args.dv, dv, 1.f, first, end);
+  }
+};
+
+}  // namespace bdcp::kernel
+
+extern "C" __global__ void __launch_bounds__(bdcp::kernel::BackwardShape::kThreads, bdcp::kernel::Config::kCtas)
+    portable_backward(const __grid_constant__ bdcp::kernel::PortableBackwardArgs args) {
+  using namespace bdcp::kernel;
+  extern __shared__ __align__(128) char smem[];
+  BackwardTile work(args, smem);
+  BackwardShared& shared = work.shared;
+  // As in forward: documents that share a tile are done again one by one if anything came out non-finite, with
+  // the others' rows absent. Such a tile holds whole documents, so that all of its results are overwritten.
+  for (int only = -1;;) {
+    const bool all = only < 0;
+    if (threadIdx.x == 0) {
+      shared.loaded = all ? make_int2(shared.tile.k_begin, shared.tile.k_end)
+                          : make_int2(args.segments[only].k_begin, args.segments[only].k_end);
+      shared.rows = all ? make_int2(shared.tile.q_begin, shared.tile.q_end)
+                        : make_int2(args.segments[only].q_begin, args.segments[only].q_end);
+    }
+    work.find_rows(all ? shared.tile.seg_begin : only, all ? shared.tile.seg_end : only + 1);
+    __syncthreads();
+    work.walk();
+    const bool several = shared.tile.seg_end - shared.tile.seg_begin > 1;
+    if (!__syncthreads_or(several && only < 0 && work.any_non_finite())) {
+      work.store(shared.loaded.x, shared.loaded.y);
+      if (only < 0 || ++only == shared.tile.seg_end) return;
+    } else {
+      only = shared.tile.seg_begin;
+    }
+    __syncthreads();
+  }
+}

@@ -1,0 +1,71 @@
+// Moving rows between global and shared memory in the portable kernels. Needs Config::kAligned.
+#pragma once
+
+#include "portable_common.cuh"
+
+namespace bdcp::kernel {
+
+/// The same value, opaque to the compiler: what is computed from it is computed where it stands and not kept in
+/// registers from elsewhere. Addresses are cheap to form again, and registers bound this kernel.
+__device__ inline int formed_again(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+/// How a CTA of kThreads copies rows of kDim elements (zero-padded to kPad) into shared rows of kPitch: a
+/// thread keeps its 16-byte chunk of the row and steps down the rows, so that one pointer per thread is all the
+/// state.
+template <int kThreads, int kDim, int kPad, int kPitch>
+struct RowCopy {
+  static constexpr int kChunks = kPad / 8;
+  static constexpr int kLanes = kChunks <= 4    ? 4
+                                : kChunks <= 8  ? 8
+                                : kChunks <= 16 ? 16
+                                : kChunks <= 32 ? 32
+                                                : 64;
+  static constexpr int kStep = kThreads / kLanes;  // rows per pass
+
+  __device__ static int chunk(int thread) { return thread % kLanes; }
+  __device__ static int row(int thread) { return thread / kLanes; }
+  __device__ static void copy(u32 smem, int r, int c, const u16* source, bool valid) {
+    if (kLanes != kChunks && c >= kChunks) return;
+    const bool real = valid && (kDim == kPad || c * 8 < kDim);
+    const u32 target = smem + (r * kPitch + c * 8) * 2;
+    if constexpr (Config::kAligned) {
+      cp_async_16(target, source, real);
+    } else {
+      u32 word[4] = {0, 0, 0, 0};
+      if (real) {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) word[w] = source[2 * w] | static_cast<u32>(source[2 * w + 1]) << 16;
+      }
+      asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};\n" ::"r"(target), "r"(word[0]), "r"(word[1]),
+                   "r"(word[2]), "r"(word[3])
+                   : "memory");
+    }
+  }
+};
+
+/// Two neighbouring elements of the 16-bit type.
+template <bool kBf16, bool kAligned>
+__device__ inline void store_pair(u16* target, float low, float high) {
+  const u32 pair = pack_16<kBf16>(low, high);
+  if constexpr (kAligned) {
+    *reinterpret_cast<u32*>(target) = pair;
+  } else {
+    target[0] = static_cast<u16>(pair);
+    target[1] = static_cast<u16>(pair >> 16);
+  }
+}
+
+/// Adds to two neighbouring floats (8-byte aligned); the order of adds from different CTAs is free.
+__device__ inline void add_pair(float* target, float low, float high) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};\n" ::"l"(target), "f"(low), "f"(high) : "memory");
+#else
+  atomicAdd(target, low);
+  atomicAdd(target + 1, high);
+#endif
+}
+
+}  // namespace bdcp::kernel

@@ -1,0 +1,307 @@
+// The portable backend: mma.sync kernels for every GPU since sm_80.
+#include <fmt/format.h>
+
+#include <array>
+#include <atomic>
+#include <numbers>
+
+#include "attention/backend.h"
+#include "attention/call_checks.h"
+#include "attention/device_list.h"
+#include "attention/portable_config.h"
+#include "attention/portable_work.h"
+#include "base/check.h"
+#include "kernel_templates/portable_args.h"
+#include "plan/tile_schedule.h"
+
+namespace bdcp::attention {
+namespace {
+
+using kernel::PortableBackwardArgs;
+using kernel::PortableForwardArgs;
+
+constexpr int kMinDim = 8, kMaxDim = 256;
+constexpr unsigned kRowThreads = 256;
+
+enum Kernel { kForward, kDelta, kBackward, kRound, kKernels };
+
+bool short_documents(const plan::RankPlan& plan) {
+  const plan::LayoutClass kind = plan::classify(plan);
+  return kind == plan::LayoutClass::short_docs || kind == plan::LayoutClass::tiny;
+}
+
+std::array<jit::KernelSpec, kKernels> make_specs(const CallShape& shape, const std::string& arch,
+                                                 bool short_docs, const Options& options, bool aligned) {
+  return {portable_forward_spec(shape, arch, short_docs, aligned),
+          portable_rows_spec("portable_backward_delta", shape, arch, aligned),
+          portable_backward_spec(shape, arch, options, aligned),
+          portable_rows_spec("portable_backward_round", shape, arch, aligned)};
+}
+
+int kernels_of(const CallShape& shape) { return shape.backward ? kKernels : kForward + 1; }
+
+kernel::Tensor to_kernel(const ConstTensorView& view) {
+  return {const_cast<void*>(view.data), view.token_stride, view.head_stride};
+}
+
+/// Every row of the tensor starts on 16 bytes. Tensors without rows are never read.
+bool aligned_16(const ConstTensorView& view) {
+  if (view.tokens == 0 || !view.data) return true;
+  const std::int64_t unit = 16 / static_cast<std::int64_t>(size_of(view.dtype));
+  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.token_stride % unit == 0 &&
+         view.head_stride % unit == 0;
+}
+
+std::size_t padded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+class PortableAttention final : public PreparedAttention {
+ public:
+  PortableAttention(const CallShape& shape, const plan::RankPlan& plan, const Options& options,
+                    const PrepareContext& context)
+      : shape_(shape),
+        plan_(plan),
+        options_(options),
+        device_(context.device),
+        on_downgrade_(context.on_downgrade) {
+    const std::string& arch = device_->facts().arch;
+    // Batch invariance: the block size must not depend on the layout, and no document may share a tile.
+    const bool short_docs = !options.batch_invariant && short_documents(plan);
+    for (const bool aligned : {true, false}) {
+      const auto specs = make_specs(shape, arch, short_docs, options, aligned);
+      for (int i = 0; i < kernels_of(shape); ++i) {
+        compiled_[aligned][i] = context.cache->get(specs[i]);
+        loaded_[aligned][i] = context.cache->load(specs[i], device_);
+      }
+    }
+    forward_ = portable_forward_config(shape, arch, short_docs);
+    backward_ = portable_backward_config(shape, arch);
+    segments_ = DeviceList<kernel::Segment>(*device_, to_kernel_segments(plan));
+    const plan::TileSchedule schedule = plan::make_tile_schedule(
+        plan, {.rows = forward_.tokens(), .keys = forward_.keys, .share_short = !options.batch_invariant});
+    std::vector<kernel::PortableTile> tiles;
+    for (const plan::Tile& t : schedule.tiles) {
+      const bool one = t.seg_end - t.seg_begin == 1;  // shared tiles mask every block
+      tiles.push_back({t.q_begin, t.q_end, t.k_begin, t.k_end, t.seg_begin, t.seg_end, one ? t.full_begin : 0,
+                       one ? t.full_end : 0});
+    }
+    tiles_ = DeviceList<kernel::PortableTile>(*device_, tiles, static_cast<std::size_t>(schedule.local_tiles));
+    if (!shape.backward) return;
+    const auto key_tiles = make_key_tiles(plan, backward_.keys, !options.batch_invariant);
+    key_tiles_ = DeviceList<kernel::PortableKeyTile>(*device_, key_tiles.items, key_tiles.local_count);
+    const auto chunks = make_row_chunks(plan, backward_.keys);
+    row_chunks_ = DeviceList<kernel::PortableRows>(*device_, chunks.items, chunks.local_count);
+    for (const kernel::PortableRows& chunk : chunks.items) sums_ |= chunk.kind == kernel::kRowsSummed;
+  }
+
+  std::size_t backward_workspace() const override { return delta_bytes() + sum_bytes(); }
+
+  void forward(const ForwardCall& call, Part part, Stream stream) const override {
+    check_stream(stream);
+    check_call(shape_, plan_, call);
+    const std::size_t tiles = tiles_.size(part);
+    if (tiles == 0) return;
+    const bool aligned = all_aligned({call.q, call.k, call.v, call.remote_k, call.remote_v, call.out});
+    PortableForwardArgs args{};
+    args.q = to_kernel(call.q);
+    args.k = to_kernel(call.k);
+    args.v = to_kernel(call.v);
+    args.remote_k = to_kernel(call.remote_k);
+    args.remote_v = to_kernel(call.remote_v);
+    args.out = to_kernel(call.out);
+    args.lse = call.lse.data;
+    args.lse_stride = call.lse.head_stride;
+    args.tiles = tiles_.part(part);
+    args.segments = segments_.data();
+    args.remote_len = static_cast<int>(plan_.remote_len);
+    args.head_groups = shape_.heads_q / forward_.pack;
+    args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
+    launch(kForward, aligned, tiles * static_cast<std::size_t>(args.head_groups),
+           static_cast<unsigned>(forward_.warps * 32), &args, stream);
+  }
+
+  void backward(const BackwardCall& call, Part part, Stream stream) const override {
+    check_stream(stream);
+    require(shape_.backward, ErrorCode::invalid_argument,
+            "backward of a shape that was prepared with backward = false");
+    check_call(shape_, plan_, call, options_.payload_f32);
+    require(call.workspace.bytes >= backward_workspace(), ErrorCode::invalid_argument, [&] {
+      return fmt::format("backward workspace has {} bytes, needs {}", call.workspace.bytes,
+                         backward_workspace());
+    });
+    const bool aligned = all_aligned(
+        {call.q, call.k, call.v, call.remote_k, call.remote_v, call.out, call.dout, call.dq, call.dk, call.dv});
+    PortableBackwardArgs args{};
+    args.q = to_kernel(call.q);
+    args.k = to_kernel(call.k);
+    args.v = to_kernel(call.v);
+    args.remote_k = to_kernel(call.remote_k);
+    args.remote_v = to_kernel(call.remote_v);
+    args.out = to_kernel(call.out);
+    args.dout = to_kernel(call.dout);
+    args.dq = to_kernel(call.dq);
+    args.lse = call.lse.data;
+    args.lse_stride = call.lse.head_stride;
+    args.delta = static_cast<float*>(call.workspace.data);
+    args.dq_sum = reinterpret_cast<float*>(static_cast<std::byte*>(call.workspace.data) + delta_bytes());
+    args.rows = plan_.rows;
+    args.dk = {to_kernel(call.dk), to_kernel(call.shared_dk), to_kernel(call.remote_dk)};
+    args.dv = {to_kernel(call.dv), to_kernel(call.shared_dv), to_kernel(call.remote_dv)};
+    args.tiles = key_tiles_.part(part);
+    args.row_chunks = row_chunks_.part(part);
+    args.segments = segments_.data();
+    args.remote_len = static_cast<int>(plan_.remote_len);
+    args.shared_begin = static_cast<int>(plan_.shared_begin);
+    args.heads_q = shape_.heads_q;
+    args.heads_kv = shape_.heads_kv;
+    args.scale = static_cast<float>(shape_.softmax_scale());
+    args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
+    const std::size_t chunks = row_chunks_.size(part);
+    launch(kDelta, aligned, chunks, kRowThreads, &args, stream);
+    launch(kBackward, aligned, key_tiles_.size(part) * static_cast<std::size_t>(shape_.heads_kv),
+           static_cast<unsigned>(backward_.warps * 32), &args, stream);
+    if (sums_) launch(kRound, aligned, chunks, kRowThreads, &args, stream);
+  }
+
+  std::vector<KernelInfo> kernels() const override {
+    std::vector<KernelInfo> infos;
+    for (const auto& variant : compiled_)
+      for (int i = 0; i < kernels_of(shape_); ++i) {
+        const jit::CompiledKernel& from = *variant[static_cast<std::size_t>(i)];
+        KernelInfo info;
+        info.key = from.key;
+        info.kernel = from.spec.kernel;
+        info.arch = from.spec.arch;
+        info.compile_ms = from.compile_ms;
+        info.registers = from.registers;
+        info.spill_bytes = from.spill_bytes;
+        info.smem_bytes = from.smem_bytes;
+        info.hit = from.origin != jit::CompiledKernel::Origin::compiled;
+        infos.push_back(std::move(info));
+      }
+    return infos;
+  }
+
+ private:
+  static std::vector<kernel::Segment> to_kernel_segments(const plan::RankPlan& plan) {
+    std::vector<kernel::Segment> segments;
+    for (const plan::Segment& s : plan.segments) segments.push_back({s.q_begin, s.q_end, s.k_begin, s.k_end});
+    return segments;
+  }
+
+  std::size_t delta_bytes() const {
+    return padded(static_cast<std::size_t>(plan_.rows) * static_cast<std::size_t>(shape_.heads_q) *
+                  sizeof(float));
+  }
+  std::size_t sum_bytes() const {
+    return sums_ ? padded(static_cast<std::size_t>(plan_.rows) * static_cast<std::size_t>(shape_.heads_q) *
+                          static_cast<std::size_t>(shape_.head_dim) * sizeof(float))
+                 : 0;
+  }
+
+  bool all_aligned(std::initializer_list<ConstTensorView> views) const {
+    for (const ConstTensorView& view : views)
+      if (!aligned_16(view)) {
+        if (!misaligned_.exchange(true) && on_downgrade_)
+          on_downgrade_({"16-byte copies", "2-byte copies", "misaligned",
+                         "a tensor's rows do not all start on 16 bytes; the kernel copies element by element",
+                         -1});
+        return false;
+      }
+    return true;
+  }
+
+  void check_stream(Stream stream) const {
+    require(stream.device == device_->facts().ordinal, ErrorCode::invalid_argument, [&] {
+      return fmt::format("the call's stream is of CUDA device {} (-1: host), it was prepared for device {}",
+                         stream.device, device_->facts().ordinal);
+    });
+  }
+
+  void launch(Kernel which, bool aligned, std::size_t ctas, unsigned threads, void* args, Stream stream) const {
+    if (ctas == 0) return;
+    void* parameters[] = {args};
+    device_->launch(*loaded_[aligned][which], {static_cast<unsigned>(ctas), 1, 1}, {threads, 1, 1},
+                    static_cast<unsigned>(compiled_[aligned][which]->spec.dynamic_smem), stream.handle,
+                    parameters);
+  }
+
+  CallShape shape_;
+  plan::RankPlan plan_;
+  Options options_;
+  std::shared_ptr<device::Device> device_;
+  std::function<void(const Downgrade&)> on_downgrade_;
+  std::array<std::array<std::shared_ptr<const jit::CompiledKernel>, kKernels>, 2> compiled_;  // [aligned]
+  std::array<std::array<std::shared_ptr<const device::LoadedKernel>, kKernels>, 2> loaded_;
+  PortableForwardConfig forward_;
+  PortableBackwardConfig backward_;
+  DeviceList<kernel::Segment> segments_;
+  DeviceList<kernel::PortableTile> tiles_;
+  DeviceList<kernel::PortableKeyTile> key_tiles_;
+  DeviceList<kernel::PortableRows> row_chunks_;
+  bool sums_ = false;  // some rows' dQ is summed over several key tiles
+  mutable std::atomic<bool> misaligned_{false};
+};
+
+class PortableBackend final : public Backend {
+ public:
+  BackendKind kind() const override { return BackendKind::portable; }
+
+  plan::Verdict can(const CallShape& shape, const Target& target, const Options& options) const override {
+    if (target.host())
+      return {false, "needs_cuda", "the portable backend is a CUDA kernel; the call runs on the host"};
+    if (target.facts->cc_major < 8)
+      return {false, "arch",
+              fmt::format("CUDA device {} is {}, the portable backend needs sm_80 or newer",
+                          target.facts->ordinal, target.facts->arch)};
+    return check_limits(shape, options);
+  }
+
+  std::vector<jit::KernelSpec> required_kernels(const CallShape& shape, const std::string& arch, bool,
+                                                const Options& options) const override {
+    std::vector<jit::KernelSpec> specs;
+    if (!check_limits(shape, options).ok) return specs;
+    for (const bool short_docs : {false, true})
+      for (const bool aligned : {true, false}) {
+        if (short_docs && options.batch_invariant) continue;
+        const auto all = make_specs(shape, arch, short_docs, options, aligned);
+        for (int i = 0; i < (short_docs ? kForward + 1 : kernels_of(shape)); ++i) specs.push_back(all[i]);
+      }
+    return specs;
+  }
+
+  std::shared_ptr<const PreparedAttention> prepare(const CallShape& shape, const plan::RankPlan& plan,
+                                                   const Options& options,
+                                                   const PrepareContext& context) const override {
+    require(context.device != nullptr && context.cache != nullptr, ErrorCode::invalid_argument,
+            "the portable backend needs a CUDA device and a kernel cache");
+    const plan::Verdict verdict = can(shape, Target{&context.device->facts()}, options);
+    require(verdict.ok, ErrorCode::unsupported, verdict.text.c_str());
+    return std::make_shared<PortableAttention>(shape, plan, options, context);
+  }
+
+ private:
+  static plan::Verdict check_limits(const CallShape& shape, const Options& options) {
+    if (plan::Verdict verdict = check_shape(shape); !verdict.ok) return verdict;
+    if (shape.dtype == DType::f32)
+      return {false, "dtype", "dtype is f32; the portable backend takes f16 and bf16"};
+    for (const int dim : {shape.head_dim, shape.dim_v()})
+      if (dim % 8 != 0 || dim < kMinDim || dim > kMaxDim)
+        return {false, "head_dim",
+                fmt::format("head_dim {} and head_dim_v {}: the portable backend takes multiples of 8 "
+                            "from {} to {}",
+                            shape.head_dim, shape.dim_v(), kMinDim, kMaxDim)};
+    if (shape.dropout_p > 0)
+      return {false, "dropout",
+              fmt::format("dropout_p is {}; the portable backend has no dropout", shape.dropout_p)};
+    if (options.deterministic && shape.backward)
+      return {false, "deterministic",
+              "attention.deterministic is true; dQ of the portable backend is summed in no fixed order"};
+    return {};
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_portable_backend() { return std::make_unique<PortableBackend>(); }
+
+}  // namespace bdcp::attention

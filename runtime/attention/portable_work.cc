@@ -1,0 +1,121 @@
+#include "attention/portable_work.h"
+
+#include <algorithm>
+
+namespace bdcp::attention {
+namespace {
+
+using kernel::PortableKeyTile;
+using kernel::PortableRows;
+using plan::RankPlan;
+using plan::Segment;
+
+constexpr int kRowsPerChunk = 32;
+
+/// Rows of `s` that see any key position from `position` on.
+int first_row(const Segment& s, int position) { return std::max(s.q_begin, s.q_end - (s.k_end - position)); }
+
+std::int64_t cost(const PortableKeyTile& t) {
+  return static_cast<std::int64_t>(t.k_end - t.k_begin) * (t.q_end - t.q_begin);
+}
+
+void append_long(std::vector<PortableKeyTile>& tiles, const RankPlan& plan, int index, int keys) {
+  const Segment& s = plan.segments[static_cast<std::size_t>(index)];
+  for (int begin = s.k_begin; begin < s.k_end; begin += keys) {
+    PortableKeyTile tile{};
+    tile.k_begin = begin;
+    tile.k_end = std::min(begin + keys, s.k_end);
+    tile.q_begin = first_row(s, begin);
+    tile.q_end = s.q_end;
+    tile.seg_begin = index;
+    tile.seg_end = index + 1;
+    if (tile.k_end - begin == keys) {  // a tile with missing keys is always masked
+      tile.full_begin = std::max(tile.q_begin, first_row(s, tile.k_end - 1));
+      tile.full_end = s.q_end;
+    }
+    tiles.push_back(tile);
+  }
+}
+
+/// Whole segments [begin, end).
+void append_whole(std::vector<PortableKeyTile>& tiles, const RankPlan& plan, int begin, int end, int keys) {
+  const Segment& first = plan.segments[static_cast<std::size_t>(begin)];
+  const Segment& last = plan.segments[static_cast<std::size_t>(end - 1)];
+  PortableKeyTile tile{};
+  tile.k_begin = first.k_begin;
+  tile.k_end = last.k_end;
+  tile.q_begin = first.q_begin;
+  tile.q_end = last.q_end;
+  tile.seg_begin = begin;
+  tile.seg_end = end;
+  tile.whole = 1;
+  if (end - begin == 1 && tile.k_end - tile.k_begin == keys) {
+    tile.full_begin = first_row(first, tile.k_end - 1);
+    tile.full_end = first.q_end;
+  }
+  tiles.push_back(tile);
+}
+
+}  // namespace
+
+PartList<PortableKeyTile> make_key_tiles(const RankPlan& plan, int keys, bool share) {
+  PartList<PortableKeyTile> list;
+  std::vector<PortableKeyTile> remote;
+  const int count = static_cast<int>(plan.segments.size());
+  for (int i = 0; i < count;) {
+    const Segment& s = plan.segments[static_cast<std::size_t>(i)];
+    std::vector<PortableKeyTile>& target = i < plan.remote_segments() ? remote : list.items;
+    if (s.keys() > keys) {
+      append_long(target, plan, i, keys);
+      ++i;
+      continue;
+    }
+    int end = i + 1;
+    while (share && i >= plan.remote_segments() && end < count &&
+           plan.segments[static_cast<std::size_t>(end)].k_end - s.k_begin <= keys &&
+           plan.segments[static_cast<std::size_t>(end)].q_begin ==
+               plan.segments[static_cast<std::size_t>(end - 1)].q_end)
+      ++end;
+    // A segment without keys needs no tile of its own; inside a shared one it does no harm.
+    if (plan.segments[static_cast<std::size_t>(end - 1)].k_end > s.k_begin)
+      append_whole(target, plan, i, end, keys);
+    i = end;
+  }
+  // Keys past the last document: zeros.
+  const int end = static_cast<int>(plan.remote_len + plan.key_rows);
+  for (int begin = plan.segments.empty() ? 0 : plan.segments.back().k_end; begin < end; begin += keys) {
+    PortableKeyTile tile{};
+    tile.k_begin = begin;
+    tile.k_end = std::min(begin + keys, end);
+    list.items.push_back(tile);
+  }
+  const auto longer = [](const PortableKeyTile& a, const PortableKeyTile& b) { return cost(a) > cost(b); };
+  std::stable_sort(list.items.begin(), list.items.end(), longer);
+  std::stable_sort(remote.begin(), remote.end(), longer);
+  list.local_count = list.items.size();
+  list.items.insert(list.items.end(), remote.begin(), remote.end());
+  return list;
+}
+
+PartList<PortableRows> make_row_chunks(const RankPlan& plan, int keys) {
+  PartList<PortableRows> list;
+  std::vector<PortableRows> remote;
+  const auto append = [](std::vector<PortableRows>& target, int begin, int end, int kind) {
+    for (; begin < end; begin += kRowsPerChunk)
+      target.push_back({begin, std::min(begin + kRowsPerChunk, end), kind});
+  };
+  for (int i = 0; i < static_cast<int>(plan.segments.size()); ++i) {
+    const Segment& s = plan.segments[static_cast<std::size_t>(i)];
+    append(i < plan.remote_segments() ? remote : list.items, s.q_begin, s.q_end,
+           s.keys() == 0      ? kernel::kRowsZero
+           : s.keys() <= keys ? kernel::kRowsWhole
+                              : kernel::kRowsSummed);
+  }
+  append(list.items, plan.segments.empty() ? 0 : plan.segments.back().q_end, static_cast<int>(plan.rows),
+         kernel::kRowsZero);
+  list.local_count = list.items.size();
+  list.items.insert(list.items.end(), remote.begin(), remote.end());
+  return list;
+}
+
+}  // namespace bdcp::attention

@@ -1,0 +1,25 @@
+// Work lists of the portable backward: key tiles and row chunks. Pure.
+#pragma once
+
+#include <vector>
+
+#include "kernel_templates/portable_args.h"
+#include "plan/plan.h"
+
+namespace bdcp::attention {
+
+template <class T>
+struct PartList {
+  std::vector<T> items;  ///< local ones, then remote ones
+  std::size_t local_count = 0;
+};
+
+/// Every key position of the rank, padding and remote rows included, in exactly one tile; longest first in each
+/// part. Whole segments of up to `keys` keys share a tile if `share`.
+PartList<kernel::PortableKeyTile> make_key_tiles(const plan::RankPlan& plan, int keys, bool share);
+
+/// Every query row, padding included, in exactly one chunk. Rows of segments with at most `keys` keys have
+/// their dQ written by one tile, rows of longer ones by several, rows without keys by nobody.
+PartList<kernel::PortableRows> make_row_chunks(const plan::RankPlan& plan, int keys);
+
+}  // namespace bdcp::attention

@@ -1,0 +1,12 @@
+// What tells hosts apart.
+#pragma once
+
+#include <string>
+
+namespace bdcp::comm {
+
+/// Host name and boot id: equal for two processes iff they run on the same booted machine (and see the same
+/// host name).
+std::string host_identity();
+
+}  // namespace bdcp::comm

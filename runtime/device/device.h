@@ -1,0 +1,142 @@
+// The CUDA driver behind a small interface. No CUDA header is visible to includers; handles are opaque
+// pointers. No call changes the calling thread's current context.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/env.h"
+#include "base/handle.h"
+#include "bdcp/types.h"
+
+namespace bdcp::device {
+
+struct DeviceFacts {
+  int ordinal = -1;
+  std::string name;
+  int cc_major = 0, cc_minor = 0;
+  std::string arch;  ///< for NVRTC: "sm_90a" on 9.0, else "sm_XY"
+  int sm_count = 0;
+  std::size_t smem_per_block = 0;  ///< opt-in maximum
+  std::size_t l2_bytes = 0, total_memory = 0;
+  int driver_version = 0;  ///< as cuDriverGetVersion gives it
+};
+
+class Device;
+struct DriverTable;  // function pointers; driver_table.h, private to device/
+
+/// libcuda, opened and initialised. Thread safe.
+class Driver : public std::enable_shared_from_this<Driver> {
+ public:
+  /// Null with `why` filled where there is no driver or no device.
+  static std::shared_ptr<const Driver> open(const Env& env, std::string* why);
+  ~Driver();
+  int device_count() const;
+  /// Retains the primary context of the device for as long as the result lives; the same object on every call.
+  std::shared_ptr<Device> device(int ordinal) const;
+  const DriverTable& table() const { return *table_; }
+
+ private:
+  explicit Driver(std::unique_ptr<DriverTable> table);
+  std::unique_ptr<DriverTable> table_;
+  struct Devices;
+  std::unique_ptr<Devices> devices_;
+};
+
+/// Device memory, stream or event of one Device (kept alive by it). Null when default constructed. Move-only.
+struct BufferTraits {
+  using type = void*;
+  static constexpr type null = nullptr;
+  std::shared_ptr<Device> device;
+  void destroy(type value) noexcept;
+};
+struct StreamTraits {
+  using type = void*;
+  static constexpr type null = nullptr;
+  std::shared_ptr<Device> device;
+  void destroy(type value) noexcept;
+};
+struct EventTraits {
+  using type = void*;
+  static constexpr type null = nullptr;
+  std::shared_ptr<Device> device;
+  void destroy(type value) noexcept;
+};
+using Buffer = Handle<BufferTraits>;
+using OwnedStream = Handle<StreamTraits>;
+using OwnedEvent = Handle<EventTraits>;
+
+/// A kernel loaded from a cubin, usable on the device it was loaded for.
+class LoadedKernel {
+ public:
+  LoadedKernel(std::shared_ptr<Device> device, void* library, void* function, int registers, int local_bytes,
+               int static_smem);
+  ~LoadedKernel();
+  LoadedKernel(const LoadedKernel&) = delete;
+  LoadedKernel& operator=(const LoadedKernel&) = delete;
+  void* function() const { return function_; }
+  int registers() const { return registers_; }
+  int local_bytes() const { return local_bytes_; }
+  int static_smem() const { return static_smem_; }
+
+ private:
+  std::shared_ptr<Device> device_;
+  void* library_;
+  void* function_;
+  int registers_, local_bytes_, static_smem_;
+};
+
+struct Dim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+/// One CUDA device. All methods are thread safe; failures throw Error(cuda_error, out_of_memory or device_lost)
+/// naming the driver call. `stream` arguments are CUstream values (null: the legacy default stream).
+class Device : public std::enable_shared_from_this<Device> {
+ public:
+  Device(std::shared_ptr<const Driver> driver, int ordinal);
+  ~Device();
+  const DeviceFacts& facts() const { return facts_; }
+
+  Buffer allocate(std::size_t bytes);
+  OwnedStream create_stream(bool high_priority = false);
+  OwnedEvent create_event(bool timing = false);
+  void record(void* event, void* stream);
+  void wait(void* stream, void* event);
+  /// False while work before the event is unfinished.
+  bool done(void* event);
+  void synchronize(void* stream);
+  void synchronize_event(void* event);
+  double elapsed_ms(void* start, void* end);
+
+  /// Any of host and device memory (unified addressing); host memory should be pinned for true asynchrony.
+  void copy_async(void* dst, const void* src, std::size_t bytes, void* stream);
+  void copy_2d_async(void* dst, std::size_t dst_pitch, const void* src, std::size_t src_pitch,
+                     std::size_t width, std::size_t rows, void* stream);
+  void fill_async(void* dst, unsigned char value, std::size_t bytes, void* stream);
+  /// Synchronous conveniences for set-up and tests.
+  void upload(void* dst, const void* src, std::size_t bytes);
+  void download(void* dst, const void* src, std::size_t bytes);
+
+  /// Loads `cubin` and finds the extern "C" kernel; dynamic_smem above the default limit is opted into here.
+  std::shared_ptr<const LoadedKernel> load(const void* cubin, std::size_t bytes, const std::string& kernel,
+                                           int dynamic_smem);
+  /// args: one pointer per kernel parameter.
+  void launch(const LoadedKernel& kernel, Dim3 grid, Dim3 block, unsigned dynamic_smem, void* stream,
+              void** args);
+  /// Raises the dynamic shared memory limit of a loaded kernel.
+  void allow_smem(const LoadedKernel& kernel, int dynamic_smem);
+
+  const Driver& driver() const { return *driver_; }
+  void* context() const { return context_; }
+
+ private:
+  std::shared_ptr<const Driver> driver_;
+  void* context_ = nullptr;
+  DeviceFacts facts_;
+};
+
+}  // namespace bdcp::device

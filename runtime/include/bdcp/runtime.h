@@ -1,0 +1,158 @@
+// Runtime and Step: prepare once per set of documents, then call attention once per layer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bdcp/communicator.h"
+#include "bdcp/decision.h"
+#include "bdcp/doc_layout.h"
+#include "bdcp/error.h"
+#include "bdcp/policy.h"
+#include "bdcp/types.h"
+
+namespace bdcp {
+
+struct Event {
+  std::string kind;  ///< "downgrade", "compile", "cache_warning", "failure"
+  std::string text;
+};
+
+struct RuntimeOptions {
+  Policy policy;
+  /// Receives log lines instead of stderr. Called from any thread; must not call back into bdcp.
+  std::function<void(PolicyValues::LogLevel, std::string_view)> log_sink;
+  /// Receives structured events. Same rules as log_sink.
+  std::function<void(const Event&)> event_sink;
+  /// Policy from a file (and the environment).
+  static RuntimeOptions from_file(const std::string& path);
+};
+
+struct StepOptions {
+  enum : int { device_auto = -2, device_host = -1 };
+  /// CUDA ordinal the step's calls will run on, device_host, or device_auto (device 0 where CUDA works, else
+  /// host).
+  int device = device_auto;
+};
+
+/// Dropout position; only with CallShape::dropout_p > 0.
+struct DropoutState {
+  std::uint64_t seed = 0, offset = 0;
+};
+
+/// Tensors of one forward call on this rank: its chunk of local_tokens() rows.
+struct ForwardArgs {
+  ConstTensorView q, k, v;
+  TensorView out;  ///< overwritten; must not alias inputs
+  LseView lse{};   ///< fp32 [heads_q, tokens], natural log; overwritten; data may be null
+  BufferView
+      workspace;  ///< at least workspace().forward bytes; 256-byte aligned; free again when the stream is
+  BufferView kept_kv{};  ///< exchange.backward_kv = keep: must live until backward has used it
+  DropoutState dropout{};
+  int shape = -1;  ///< index into begin_step's shapes; -1: the one that fits heads, dims and dtype
+};
+
+/// Tensors of one backward call; q, k, v, out, lse as given to and left by forward.
+struct BackwardArgs {
+  ConstTensorView q{}, k{}, v{}, out{}, dout{};
+  ConstLseView lse{};
+  TensorView dq{}, dk{}, dv{};  ///< overwritten
+  BufferView workspace{};       ///< at least workspace().backward bytes
+  BufferView kept_kv{};
+  DropoutState dropout{};
+  int shape = -1;
+};
+
+struct WorkspaceSizes {
+  std::size_t forward = 0, backward = 0;
+  std::size_t kept_kv = 0;  ///< 0 unless exchange.backward_kv = keep
+};
+
+/// Why a call does not belong to this step; see Step::why_not_mine.
+struct NotMine {
+  std::string code;  ///< "tokens", "heads", "head_dim", "dtype", "device", ...
+  std::string text;
+};
+
+struct KernelInfo {
+  std::string key, kernel, arch;
+  double compile_ms = 0;
+  int registers = 0, spill_bytes = 0, smem_bytes = 0;
+  bool hit = false;  ///< came from memory, disk or a seed directory
+};
+
+/// Bounds for Runtime::required_kernels: every layout within them is covered.
+struct KernelLimits {
+  std::string arch = "sm_90a";
+  bool distributed = true;  ///< world sizes above 1 too
+};
+
+/// Everything that depends on the documents alone, prepared. Immutable and shared: any number of threads may
+/// use one Step at world size 1; at world > 1 forward and backward are collectives in the same order on every
+/// rank.
+class Step {
+ public:
+  void forward(const ForwardArgs& args, Stream stream) const;
+  void backward(const BackwardArgs& args, Stream stream) const;
+  /// nullopt: forward would take these tensors. Otherwise the reason, which is also counted in the metrics.
+  std::optional<NotMine> why_not_mine(const ForwardArgs& args, Stream stream) const;
+
+  const Decision& decision() const;
+  const DocLayout& layout() const;
+  /// Bytes for the largest of the step's shapes.
+  WorkspaceSizes workspace() const;
+  WorkspaceSizes workspace(const CallShape& shape) const;
+  /// The kernels this step loaded.
+  std::vector<KernelInfo> kernels() const;
+  std::uint64_t forward_calls() const;
+  std::uint64_t backward_calls() const;
+
+  struct Impl;
+  explicit Step(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+/// Owns policy, kernel cache, metrics and opened libraries. Thread safe; serves several devices.
+class Runtime {
+ public:
+  static Runtime create(RuntimeOptions options = {});
+
+  /// Plans, agrees with the other ranks (world > 1: a collective), chooses path and backend, loads kernels.
+  /// `layout.world_size()` must equal `comm.size()`.
+  Step begin_step(const DocLayout& layout, std::span<const CallShape> shapes, const Communicator& comm = {},
+                  const StepOptions& options = {}) const;
+  Step begin_step(const DocLayout& layout, const CallShape& shape, const Communicator& comm = {},
+                  const StepOptions& options = {}) const;
+  /// The same on a thread of its own; the order of begin_step calls per communicator is the order of issue.
+  std::future<Step> begin_step_async(const DocLayout& layout, std::vector<CallShape> shapes,
+                                     const Communicator& comm = {}, const StepOptions& options = {}) const;
+
+  /// Every kernel any layout within the limits can ask for (not compiled; hit, ms and resources are zero).
+  std::vector<KernelInfo> required_kernels(std::span<const CallShape> shapes,
+                                           const KernelLimits& limits = {}) const;
+  /// Compiles or loads all of required_kernels into the cache.
+  std::vector<KernelInfo> warm(std::span<const CallShape> shapes, const KernelLimits& limits = {}) const;
+
+  Policy policy() const;
+  /// Replaces the policy; `group` fields take effect in the first begin_step where all ranks hold the same one.
+  void reload(Policy policy) const;
+  /// Counters: steps, calls, cache hits and misses, downgrades by code, calls not taken by reason.
+  std::string metrics_json() const;
+
+  struct Impl;
+
+ private:
+  explicit Runtime(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace bdcp

@@ -1,0 +1,40 @@
+// What a loaded Policy holds: the field table and the assignments of each layer, lowest precedence first.
+#pragma once
+#include <cstddef>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "bdcp/policy.h"
+#include "policy/field_table.h"
+#include "policy/schema.h"
+
+namespace bdcp {
+
+struct Policy::State {
+  struct Assignment {
+    std::size_t field = 0;  ///< index into `fields`
+    nlohmann::json value;
+    std::string origin;
+    std::string content;  ///< hash of the file, for fields compared by content
+  };
+  struct GroupRule {
+    nlohmann::json match;
+    std::vector<Assignment> set;
+  };
+  std::vector<policy::Field> fields;
+  std::vector<Assignment> file;       ///< the document outside of "groups"
+  std::vector<GroupRule> groups;      ///< in document order
+  std::vector<Assignment> overrides;  ///< code, then environment
+};
+
+}  // namespace bdcp
+
+namespace bdcp::policy {
+
+/// Reads all sources; see Policy::load.
+Policy::State load_state(const Policy::Sources& sources);
+/// The built-in values alone.
+Policy::State built_in_state();
+
+}  // namespace bdcp::policy

@@ -1,0 +1,206 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "comm/kv_exchange.h"
+#include "jit/content_hash.h"
+#include "jit/spec_key.h"
+#include "runtime_impl.h"
+
+namespace bdcp {
+
+RuntimeOptions RuntimeOptions::from_file(const std::string& path) {
+  RuntimeOptions options;
+  Policy::Sources sources;
+  sources.file = path;
+  options.policy = Policy::load(sources);
+  return options;
+}
+
+void validate_shape(const CallShape& s, std::size_t index) {
+  const auto bad = [&](const std::string& what) {
+    throw Error(ErrorCode::invalid_argument, fmt::format("shapes[{}].{}", index, what));
+  };
+  if (s.heads_kv < 1) bad(fmt::format("heads_kv is {}; it must be at least 1", s.heads_kv));
+  if (s.heads_q < 1 || s.heads_q % s.heads_kv != 0)
+    bad(fmt::format("heads_q is {}; it must be a positive multiple of heads_kv = {}", s.heads_q, s.heads_kv));
+  if (s.head_dim < 1) bad(fmt::format("head_dim is {}; it must be at least 1", s.head_dim));
+  if (s.head_dim_v < 0)
+    bad(fmt::format("head_dim_v is {}; it must be positive, or 0 for head_dim", s.head_dim_v));
+  if (s.scale && !(std::isfinite(*s.scale) && *s.scale > 0))
+    bad(fmt::format("scale is {}; it must be finite and > 0", *s.scale));
+  if (!(s.dropout_p >= 0 && s.dropout_p < 1))
+    bad(fmt::format("dropout_p is {}; it must be in [0, 1)", s.dropout_p));
+}
+
+Runtime::Impl::Impl(RuntimeOptions given) : options(std::move(given)), env(Env::from_process()) {
+  latest = std::make_shared<const Policy>(options.policy);
+  const PolicyValues values = options.policy.resolve();
+  services.log = std::make_shared<Log>(values.log.level, options.log_sink);
+  services.metrics = std::make_shared<Metrics>();
+  services.downgrades = std::make_shared<policy::DowngradeLog>();
+  jit::CacheOptions cache;
+  cache.cache_dir = values.kernels.cache_dir;
+  cache.seed_dirs = values.kernels.seed_dirs;
+  cache.on_miss = values.kernels.on_miss;
+  cache.jobs = values.kernels.jobs;
+  if (options.event_sink)
+    cache.on_compile = [sink = options.event_sink](const std::string& text) { sink({"compile", text}); };
+  services.cache = std::make_shared<jit::KernelCache>(std::move(cache), env, services.log);
+  backends = attention::make_backends();
+  services.events = options.event_sink;
+  std::string templates;
+  for (const EmbeddedFile& file : jit::embedded_sources()) templates.append(file.name).append(file.text);
+  templates_hash = jit::content_hash(templates);
+}
+
+void Runtime::Impl::emit(const std::string& kind, const std::string& text) const {
+  if (options.event_sink) options.event_sink({kind, text});
+}
+
+std::shared_ptr<const device::Driver> Runtime::Impl::driver() {
+  std::lock_guard lock(mutex);
+  if (!driver_tried) {
+    driver_handle = device::Driver::open(env, &driver_why);
+    driver_tried = true;
+  }
+  return driver_handle;
+}
+
+std::string Runtime::Impl::driver_error() {
+  std::lock_guard lock(mutex);
+  return driver_why;
+}
+
+Runtime::Impl::Ticket Runtime::Impl::issue(const Communicator& comm) {
+  comm::Group* group = comm.group().get();
+  std::lock_guard lock(mutex);
+  std::erase_if(communicators, [](const auto& entry) { return entry.first && entry.second->group.expired(); });
+  std::shared_ptr<CommState>& state = communicators[group];
+  if (!state) state = std::make_shared<CommState>();
+  state->group = comm.group();
+  Ticket ticket{state, state->issued++, std::nullopt};
+  if (group) ticket.calls = group->ledger().snapshot();
+  return ticket;
+}
+
+Runtime Runtime::create(RuntimeOptions options) { return Runtime(std::make_shared<Impl>(std::move(options))); }
+
+Step Runtime::begin_step(const DocLayout& layout, std::span<const CallShape> shapes, const Communicator& comm,
+                         const StepOptions& options) const {
+  return impl_->begin_step(layout, shapes, comm, options, impl_->issue(comm));
+}
+
+Step Runtime::begin_step(const DocLayout& layout, const CallShape& shape, const Communicator& comm,
+                         const StepOptions& options) const {
+  return impl_->begin_step(layout, std::span(&shape, 1), comm, options, impl_->issue(comm));
+}
+
+std::future<Step> Runtime::begin_step_async(const DocLayout& layout, std::vector<CallShape> shapes,
+                                            const Communicator& comm, const StepOptions& options) const {
+  return std::async(std::launch::async, [impl = impl_, layout, shapes = std::move(shapes), comm, options,
+                                         ticket = impl_->issue(comm)] {
+    return impl->begin_step(layout, shapes, comm, options, ticket);
+  });
+}
+
+namespace {
+
+std::vector<jit::KernelSpec> specs_within(const std::vector<std::unique_ptr<attention::Backend>>& backends,
+                                          std::span<const CallShape> shapes, const KernelLimits& limits,
+                                          const attention::Options& options) {
+  std::vector<jit::KernelSpec> specs;
+  const auto add = [&](std::vector<jit::KernelSpec> more) {
+    for (jit::KernelSpec& spec : more)
+      if (std::find(specs.begin(), specs.end(), spec) == specs.end()) specs.push_back(std::move(spec));
+  };
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    validate_shape(shapes[i], i);
+    for (const auto& backend : backends)
+      add(backend->required_kernels(shapes[i], limits.arch, limits.distributed, options));
+    if (limits.distributed) add(comm::required_kernels(shapes[i].dtype, options.payload_f32, limits.arch));
+  }
+  return specs;
+}
+
+attention::Options options_of(const Policy& policy) {
+  const PolicyValues values = policy.resolve();
+  return {values.attention.deterministic, values.attention.batch_invariant,
+          values.exchange.grad_payload == PolicyValues::GradPayload::fp32};
+}
+
+}  // namespace
+
+std::vector<KernelInfo> Runtime::required_kernels(std::span<const CallShape> shapes,
+                                                  const KernelLimits& limits) const {
+  std::vector<KernelInfo> infos;
+  for (const jit::KernelSpec& spec : specs_within(impl_->backends, shapes, limits, options_of(policy()))) {
+    KernelInfo info;
+    info.key = jit::make_spec_key(spec, jit::embedded_sources()).base;
+    info.kernel = spec.kernel;
+    info.arch = spec.arch;
+    info.smem_bytes = spec.dynamic_smem;
+    infos.push_back(std::move(info));
+  }
+  return infos;
+}
+
+std::vector<KernelInfo> Runtime::warm(std::span<const CallShape> shapes, const KernelLimits& limits) const {
+  const auto specs = specs_within(impl_->backends, shapes, limits, options_of(policy()));
+  std::vector<std::string> errors;
+  const auto kernels = impl_->services.cache->get_all(specs, &errors);
+  std::vector<KernelInfo> infos;
+  for (std::size_t i = 0; i < kernels.size(); ++i) {
+    if (!kernels[i] && !impl_->services.cache->why_no_compiler().empty())
+      throw Error(ErrorCode::library_missing, impl_->services.cache->why_no_compiler());
+    if (!kernels[i])
+      throw Error(ErrorCode::compile_failed,
+                  fmt::format("kernel {} for {} failed", specs[i].kernel, specs[i].arch))
+          .with_log(errors[i]);
+    const jit::CompiledKernel& k = *kernels[i];
+    infos.push_back({k.key, k.spec.kernel, k.spec.arch, k.compile_ms, k.registers, k.spill_bytes, k.smem_bytes,
+                     k.origin != jit::CompiledKernel::Origin::compiled});
+  }
+  return infos;
+}
+
+Policy Runtime::policy() const {
+  std::lock_guard lock(impl_->mutex);
+  return *impl_->latest;
+}
+
+void Runtime::reload(Policy policy) const {
+  const PolicyValues values = policy.resolve();
+  std::lock_guard lock(impl_->mutex);
+  impl_->latest = std::make_shared<const Policy>(std::move(policy));
+  impl_->services.log->set_level(values.log.level);
+}
+
+std::string Runtime::metrics_json() const {
+  const Metrics& m = *impl_->services.metrics;
+  const jit::CacheStats c = impl_->services.cache->stats();
+  nlohmann::ordered_json json;
+  json["steps"] = m.steps.load();
+  json["failed_steps"] = m.failed_steps.load();
+  json["forward_calls"] = m.forward_calls.load();
+  json["backward_calls"] = m.backward_calls.load();
+  json["failed_calls"] = m.failed_calls.load();
+  json["not_mine"] = nlohmann::json::object();
+  for (const auto& [code, count] : m.not_mine()) json["not_mine"][code] = count;
+  json["downgrades"] = nlohmann::json::object();
+  for (const auto& [code, count] : impl_->services.downgrades->counts()) json["downgrades"][code] = count;
+  json["kernel_cache"] = {{"memory_hits", c.memory_hits},
+                          {"disk_hits", c.disk_hits},
+                          {"seed_hits", c.seed_hits},
+                          {"misses", c.misses},
+                          {"compiled", c.compiled},
+                          {"failed", c.failed},
+                          {"corrupt", c.corrupt},
+                          {"publish_failures", c.publish_failures},
+                          {"directory", impl_->services.cache->directory()}};
+  return json.dump();
+}
+
+}  // namespace bdcp

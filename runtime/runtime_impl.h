@@ -1,0 +1,66 @@
+// Private to runtime.cc and begin_step.cc: what a Runtime owns.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "attention/backend.h"
+#include "base/env.h"
+#include "bdcp/runtime.h"
+#include "comm/call_ledger.h"
+#include "device/device.h"
+#include "step_impl.h"
+
+namespace bdcp {
+
+struct Runtime::Impl {
+  explicit Impl(RuntimeOptions given);
+
+  /// The driver, opened on first need; null where there is none, with the reason in driver_error().
+  std::shared_ptr<const device::Driver> driver();
+  std::string driver_error();
+
+  /// State per communicator: its step counter, whose turn it is to agree, and the policy its members last
+  /// agreed on.
+  struct CommState {
+    std::weak_ptr<comm::Group> group;
+    std::uint64_t issued = 0, agreed = 0;
+    std::condition_variable turn;  ///< with Impl::mutex
+    std::shared_ptr<const Policy> active;
+  };
+  /// A step's place in its communicator's order, taken on the thread that issues it.
+  struct Ticket {
+    std::shared_ptr<CommState> state;
+    std::uint64_t number = 0;
+    std::optional<comm::LedgerSnapshot> calls;
+  };
+  Ticket issue(const Communicator& comm);
+
+  Step begin_step(const DocLayout& layout, std::span<const CallShape> shapes, const Communicator& comm,
+                  const StepOptions& options, const Ticket& ticket);
+
+  RuntimeOptions options;
+  Env env;
+  StepServices services;
+  std::vector<std::unique_ptr<attention::Backend>> backends;
+  std::string templates_hash;  ///< of all kernel templates, for the consensus
+
+  std::mutex mutex;  ///< guards what follows
+  std::shared_ptr<const Policy> latest;
+  std::map<const comm::Group*, std::shared_ptr<CommState>> communicators;
+  bool driver_tried = false;
+  std::shared_ptr<const device::Driver> driver_handle;
+  std::string driver_why;
+
+  /// A warning or event for the embedder.
+  void emit(const std::string& kind, const std::string& text) const;
+};
+
+/// Throws Error(invalid_argument) naming the field.
+void validate_shape(const CallShape& shape, std::size_t index);
+
+}  // namespace bdcp

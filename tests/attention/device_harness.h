@@ -1,0 +1,145 @@
+// CUDA backends under host tensors, for the gpu tests.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <list>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "attention/harness.h"
+
+namespace bdcp::test {
+
+using attention::Part;
+
+// Device copies of host tensors for the length of one call; results are copied back by download().
+class Mirror {
+ public:
+  /// `offset`: bytes by which every tensor misses a 256-byte boundary.
+  Mirror(std::shared_ptr<device::Device> device, std::size_t offset)
+      : device_(std::move(device)), offset_(offset) {}
+
+  template <class View>
+  View tensor(View view) {
+    if (!view.data || view.tokens * view.heads * view.dim == 0) return view;
+    const std::int64_t elements =
+        (view.tokens - 1) * view.token_stride + (view.heads - 1) * view.head_stride + view.dim;
+    View copy = view;
+    copy.data = mirror(const_cast<void*>(view.data), static_cast<std::size_t>(elements) * size_of(view.dtype),
+                       !std::is_same_v<View, ConstTensorView>);
+    return copy;
+  }
+  template <class View>
+  View lse(View view) {
+    if (!view.data || view.tokens * view.heads == 0) return view;
+    View copy = view;
+    copy.data = static_cast<decltype(view.data)>(mirror(
+        const_cast<float*>(view.data), static_cast<std::size_t>(view.heads * view.head_stride) * sizeof(float),
+        std::is_same_v<View, LseView>));
+    return copy;
+  }
+  BufferView workspace(std::size_t bytes) {
+    buffers_.push_back(device_->allocate(bytes + 256));
+    device_->upload(buffers_.back().get(), std::vector<unsigned char>(bytes, 0xFF).data(), bytes);
+    return {buffers_.back().get(), bytes};
+  }
+  void download() {
+    device_->synchronize(nullptr);
+    for (const Copy& copy : copies_)
+      if (copy.output) device_->download(copy.host, copy.on_device, copy.bytes);
+  }
+
+ private:
+  struct Copy {
+    void* host;
+    void* on_device;
+    std::size_t bytes;
+    bool output;
+  };
+  void* mirror(void* host, std::size_t bytes, bool output) {
+    buffers_.push_back(device_->allocate(bytes + 256));
+    void* to = static_cast<unsigned char*>(buffers_.back().get()) + offset_;
+    device_->upload(to, host, bytes);
+    copies_.push_back({host, to, bytes, output});
+    return to;
+  }
+  std::shared_ptr<device::Device> device_;
+  std::size_t offset_;
+  std::list<device::Buffer> buffers_;
+  std::vector<Copy> copies_;
+};
+
+// A prepared CUDA backend that takes host tensors.
+class OnDevice final : public attention::PreparedAttention {
+ public:
+  OnDevice(std::shared_ptr<const attention::PreparedAttention> prepared, std::shared_ptr<device::Device> device,
+           std::size_t offset)
+      : prepared_(std::move(prepared)), device_(std::move(device)), offset_(offset) {}
+  void forward(const attention::ForwardCall& host, Part part, Stream) const override {
+    Mirror mirror(device_, offset_);
+    attention::ForwardCall call = host;
+    for (ConstTensorView* x : {&call.q, &call.k, &call.v, &call.remote_k, &call.remote_v})
+      *x = mirror.tensor(*x);
+    call.out = mirror.tensor(call.out);
+    call.lse = mirror.lse(call.lse);
+    call.workspace = mirror.workspace(prepared_->forward_workspace());
+    prepared_->forward(call, part, stream());
+    mirror.download();
+  }
+  void backward(const attention::BackwardCall& host, Part part, Stream) const override {
+    Mirror mirror(device_, offset_);
+    attention::BackwardCall call = host;
+    for (ConstTensorView* x :
+         {&call.q, &call.k, &call.v, &call.remote_k, &call.remote_v, &call.out, &call.dout})
+      *x = mirror.tensor(*x);
+    call.lse = mirror.lse(call.lse);
+    for (TensorView* x :
+         {&call.dq, &call.dk, &call.dv, &call.shared_dk, &call.shared_dv, &call.remote_dk, &call.remote_dv})
+      *x = mirror.tensor(*x);
+    call.workspace = mirror.workspace(prepared_->backward_workspace());
+    prepared_->backward(call, part, stream());
+    mirror.download();
+  }
+
+ private:
+  Stream stream() const { return Stream::cuda(nullptr, device_->facts().ordinal); }
+  std::shared_ptr<const attention::PreparedAttention> prepared_;
+  std::shared_ptr<device::Device> device_;
+  std::size_t offset_;
+};
+
+/// A CUDA device, a compiler and one backend; skips where any is missing.
+class GpuFixture : public ::testing::Test {
+ protected:
+  explicit GpuFixture(std::unique_ptr<attention::Backend> backend) : backend_(std::move(backend)) {}
+  void SetUp() override {
+    std::string why;
+    driver_ = device::Driver::open(Env::from_process(), &why);
+    if (!driver_) GTEST_SKIP() << "no CUDA device: " << why;
+    device_ = driver_->device(0);
+    jit::CacheOptions options;
+    options.cache_dir = "";
+    cache_ = std::make_unique<jit::KernelCache>(options, Env::from_process(), nullptr);
+    why = cache_->why_no_compiler();
+    if (!why.empty()) GTEST_SKIP() << "no NVRTC: " << why;
+  }
+  std::shared_ptr<const attention::PreparedAttention> prepare(const CallShape& shape,
+                                                              const plan::RankPlan& plan,
+                                                              const attention::Options& options = {}) {
+    return std::make_shared<OnDevice>(backend_->prepare(shape, plan, options, {device_, cache_.get(), {}}),
+                                      device_, offset_);
+  }
+  Outputs run_device(const Case& c, const Data& data, const attention::Options& options = {}) {
+    return run(*prepare(c.shape, single_rank_plan(c.layout), options), c, data);
+  }
+
+  std::shared_ptr<const device::Driver> driver_;
+  std::shared_ptr<device::Device> device_;
+  std::unique_ptr<jit::KernelCache> cache_;
+  std::unique_ptr<attention::Backend> backend_;
+  std::size_t offset_ = 4;  ///< only element alignment is promised
+};
+
+}  // namespace bdcp::test

@@ -1,0 +1,44 @@
+// bdcp-bench: times attention over packed documents and checks its numbers.
+#include <fmt/format.h>
+
+#include "bench/cli.h"
+#include "bench/report.h"
+#include "common/cli.h"
+#include "common/workloads.h"
+
+namespace bdcp::bench {
+namespace {
+
+int list_packs() {
+  for (const std::string& name : tools::pack_names()) tools::print_text(name + "\n");
+  tools::print_text("uLEN      documents of LEN tokens, 32768 in all\noneTOKENS, oneNk  one document\n");
+  return tools::exit_ok;
+}
+
+int run(const Request& request) {
+  if (request.list_packs) return list_packs();
+  const std::vector<Workload> cases = workloads(request);
+  Bench bench(request.options);
+  std::size_t passed = 0;
+  for (const Workload& workload : cases) {
+    bool ok = true;
+    for (const Measurement& measurement : bench.measure(workload, request.options.seed)) {
+      tools::print_text((request.json ? to_json_line(measurement) : to_text(measurement)) + "\n");
+      ok = ok && measurement.pass();
+    }
+    passed += ok ? 1 : 0;
+  }
+  if (!request.json && (request.options.check || request.options.poison)) {
+    tools::print_text(fmt::format("{} of {} layouts passed\n", passed, cases.size()));
+  }
+  return passed == cases.size() ? tools::exit_ok : tools::exit_check_failed;
+}
+
+}  // namespace
+}  // namespace bdcp::bench
+
+int main(int argc, char** argv) {
+  const bdcp::bench::ParsedArgs args = bdcp::bench::parse_args(argc, argv);
+  if (args.exit_code) return *args.exit_code;
+  return bdcp::tools::run_tool("bdcp-bench", [&] { return bdcp::bench::run(args.request); });
+}

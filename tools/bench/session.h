@@ -1,0 +1,89 @@
+// One prepared case: a step per rank, its tensors in the memory it runs in, and the calls on them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "bdcp/runtime.h"
+#include "bench/memory.h"
+#include "bench/team.h"
+
+namespace bdcp::bench {
+
+/// Tensors of the whole packed sequence, all ranks together, in the call's dtype, [rows, heads, dim].
+struct Inputs {
+  std::vector<std::byte> q, k, v, dout;
+};
+struct Outputs {
+  std::vector<std::byte> out, dq, dk, dv;
+  std::vector<float> lse;  ///< [heads_q, rows]
+};
+
+/// Where and how a session runs.
+struct Place {
+  Memory memory;
+  int device = StepOptions::device_host;  ///< CUDA ordinal or StepOptions::device_host
+};
+
+/// Medians over the iterations; of the slowest rank in each.
+struct Timing {
+  double ms = 0;
+  std::optional<double> host_us;  ///< host time of one prepared call; GPU only
+};
+
+/// Not thread safe. All ranks of the layout live in this process and share the place.
+class Session {
+ public:
+  Session(const Runtime& runtime, const DocLayout& layout, const CallShape& shape, const Place& place);
+
+  const Decision& decision() const { return ranks_.front().step->decision(); }
+  /// Rows of Q and of K/V over all ranks, padding included.
+  std::int64_t rows() const { return rows_ * team_.world(); }
+  std::int64_t key_rows() const { return key_rows_ * team_.world(); }
+  const CallShape& shape() const { return shape_; }
+
+  void upload(const Inputs& inputs);
+  /// Fills every output, and the workspace, with 0xFF bytes (NaN), so that a row that is not written shows.
+  void poison_outputs();
+  void forward();
+  /// Needs the outputs of forward().
+  void backward();
+  /// Gradients only if the session's shape prepares backward.
+  Outputs download() const;
+
+  /// CUDA events on a GPU, wall clock on the host; `warmup` calls come first.
+  Timing time(Direction direction, int iters, int warmup);
+  /// Median host time of preparing the same step again, in microseconds.
+  double time_begin_step(int iters);
+
+ private:
+  struct Rank {
+    std::optional<Step> step, twin;  ///< twin: a second step to alternate with, for host time
+    Stream stream;
+    device::OwnedStream owned_stream;
+    Block q, k, v, dout, out, lse, dq, dk, dv, workspace, kept;
+  };
+  struct Delay;
+
+  Step begin(int rank) const;
+  void call(const Rank& rank, const Step& step, Direction direction) const;
+  void finish(const Rank& rank) const;
+  void allocate(Rank& rank);
+  double gpu_ms(const Rank& rank, Direction direction, const Delay& delay) const;
+  std::vector<double> slowest(int iters, const std::function<double(int rank, const Team::Barrier&)>& sample);
+  double host_us(Direction direction);
+
+  const Runtime& runtime_;
+  DocLayout layout_;
+  CallShape shape_;
+  Place place_;
+  Team team_;
+  std::int64_t rows_ = 0, key_rows_ = 0;
+  std::vector<Rank> ranks_;
+};
+
+double median(std::vector<double> values);
+
+}  // namespace bdcp::bench

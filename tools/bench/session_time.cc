@@ -1,0 +1,141 @@
+// How a session is timed: CUDA events behind a delay on a GPU, wall clock on the host.
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <mutex>
+
+#include "bench/session.h"
+
+namespace bdcp::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double microseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+}
+
+constexpr double kDelayMs = 2.0;
+constexpr int kLayers = 32, kHostRounds = 5;
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+/// Work that keeps a stream busy while the host enqueues what is timed. A copy of scattered 8-byte pieces of a
+/// small buffer: slow for its size, so it neither floods the command queue nor leaves much dirty data in the L2
+/// cache.
+struct Session::Delay {
+  static constexpr std::size_t kPitch = 32, kWidth = 8, kRows = 128 * 1024;
+  device::Device& device;
+  void* stream;
+  Block buffer;
+  device::OwnedEvent start, end;
+  int copies = 1;
+
+  Delay(const Memory& memory, void* stream_handle)
+      : device(memory.device()),
+        stream(stream_handle),
+        buffer(memory.allocate(2 * kPitch * kRows)),
+        start(device.create_event(true)),
+        end(device.create_event(true)) {
+    memory.fill(buffer, 0);
+    constexpr int kProbe = 8;
+    copies = kProbe;
+    enqueue();
+    device.record(start.get(), stream);
+    enqueue();
+    device.record(end.get(), stream);
+    device.synchronize(stream);
+    const double one = std::max(device.elapsed_ms(start.get(), end.get()) / kProbe, 1e-3);
+    copies = std::clamp(static_cast<int>(kDelayMs / one) + 1, 1, 500);
+  }
+  void enqueue() const {
+    char* data = static_cast<char*>(buffer.data());
+    for (int i = 0; i < copies; ++i) {
+      device.copy_2d_async(data + kPitch * kRows, kPitch, data, kPitch, kWidth, kRows, stream);
+    }
+  }
+};
+
+double Session::gpu_ms(const Rank& rank, Direction direction, const Delay& delay) const {
+  device::Device& device = place_.memory.device();
+  delay.enqueue();
+  device.record(delay.start.get(), rank.stream.handle);
+  call(rank, *rank.step, direction);
+  device.record(delay.end.get(), rank.stream.handle);
+  finish(rank);
+  return device.elapsed_ms(delay.start.get(), delay.end.get());
+}
+
+std::vector<double> Session::slowest(int iters,
+                                     const std::function<double(int, const Team::Barrier&)>& sample) {
+  std::vector<double> values(static_cast<std::size_t>(iters), 0.0);
+  std::mutex mutex;
+  team_.run([&](int index, const Team::Barrier& barrier) {
+    for (double& value : values) {
+      barrier();
+      const double one = sample(index, barrier);
+      const std::lock_guard lock(mutex);
+      value = std::max(value, one);
+    }
+  });
+  return values;
+}
+
+Timing Session::time(Direction direction, int iters, int warmup) {
+  const auto rank_of = [&](int index) -> const Rank& { return ranks_[static_cast<std::size_t>(index)]; };
+  team_.run([&](int index, const Team::Barrier&) {
+    for (int i = 0; i < warmup; ++i) call(rank_of(index), *rank_of(index).step, direction);
+    finish(rank_of(index));
+  });
+  Timing timing;
+  if (place_.memory.host()) {
+    timing.ms = median(slowest(iters, [&](int index, const Team::Barrier&) {
+      const Clock::time_point start = Clock::now();
+      call(rank_of(index), *rank_of(index).step, direction);
+      return microseconds_since(start) / 1e3;
+    }));
+    return timing;
+  }
+  std::vector<std::optional<Delay>> delays(ranks_.size());
+  for (std::size_t i = 0; i < ranks_.size(); ++i) delays[i].emplace(place_.memory, ranks_[i].stream.handle);
+  timing.ms = median(slowest(iters, [&](int index, const Team::Barrier&) {
+    return gpu_ms(rank_of(index), direction, *delays[static_cast<std::size_t>(index)]);
+  }));
+  timing.host_us = host_us(direction);
+  return timing;
+}
+
+double Session::host_us(Direction direction) {
+  // A model alternates steps (pipeline stages, two attention types), so a cache of the last step must not help.
+  team_.run([&](int index, const Team::Barrier&) {
+    Rank& rank = ranks_[static_cast<std::size_t>(index)];
+    if (!rank.twin) rank.twin = begin(index);
+  });
+  return median(slowest(kHostRounds, [&](int index, const Team::Barrier&) {
+    const Rank& rank = ranks_[static_cast<std::size_t>(index)];
+    const Clock::time_point start = Clock::now();
+    for (int layer = 0; layer < kLayers; ++layer) {
+      call(rank, layer % 2 == 0 ? *rank.step : *rank.twin, direction);
+    }
+    const double per_call = microseconds_since(start) / kLayers;
+    finish(rank);
+    return per_call;
+  }));
+}
+
+double Session::time_begin_step(int iters) {
+  return median(slowest(iters, [&](int index, const Team::Barrier&) {
+    const Clock::time_point start = Clock::now();
+    const Step step = begin(index);
+    return microseconds_since(start);
+  }));
+}
+
+}  // namespace bdcp::bench
