@@ -38,6 +38,7 @@ struct alignas(16) ForwardShared {
   PortableTile tile;
   int2 loaded;     // key positions [x, y) that are read; others arrive as zeros
   int head_begin;  // first q head
+  int only;        // the one document of this pass; negative: all of the tile's
 };
 
 static_assert(sizeof(ForwardShared) + ForwardShape::kBytesQ +
@@ -51,39 +52,43 @@ struct ForwardTile {
   static constexpr int kMt = Shape::kMt, kN = Config::kN;
 
   const PortableForwardArgs& args;
-  ForwardShared& shared;
-  u32 smem_q, smem_kv;
-  int thread, lane, warp;
   float out[kMt][Shape::kDimVPad / 8][4];
   float row_max[kMt][2], row_sum[kMt][2];
 
-  __device__ ForwardTile(const PortableForwardArgs& a, char* smem)
-      : args(a), shared(*reinterpret_cast<ForwardShared*>(smem)) {
-    thread = threadIdx.x;
-    lane = thread % 32;
-    warp = thread / 32;
-    smem_q = smem_address(smem) + sizeof(ForwardShared);
-    smem_kv = smem_q + Shape::kBytesQ;
-    if (thread == 0) {
-      shared.tile = args.tiles[blockIdx.x / args.head_groups];
-      shared.head_begin = static_cast<int>(blockIdx.x) % args.head_groups * Config::kPack;
+  // Shared addresses and the thread's place are formed where they are needed: kept, they would cost registers
+  // of the main loop.
+  __device__ static ForwardShared& shared() { return *reinterpret_cast<ForwardShared*>(dynamic_shared()); }
+  __device__ static u32 smem_q() { return smem_address(dynamic_shared()) + sizeof(ForwardShared); }
+  __device__ static u32 smem_k(int stage) {
+    return smem_q() + Shape::kBytesQ + stage * (Shape::kBytesK + Shape::kBytesV);
+  }
+  __device__ static u32 smem_v(int stage) { return smem_k(stage) + Shape::kBytesK; }
+  __device__ static int thread() { return formed_again(threadIdx.x); }
+  __device__ static int lane() { return thread() % 32; }
+  __device__ static int warp() { return thread() / 32; }
+
+  __device__ explicit ForwardTile(const PortableForwardArgs& a) : args(a) {
+    if (threadIdx.x == 0) {
+      shared().tile = args.tiles[blockIdx.x / args.head_groups];
+      shared().head_begin = static_cast<int>(blockIdx.x) % args.head_groups * Config::kPack;
     }
     __syncthreads();
   }
 
-  __device__ int row_of(int mt, int half) const { return (warp * kMt + mt) * 16 + lane / 4 + half * 8; }
-  __device__ int token_of(int row) const { return shared.tile.q_begin + row / Config::kPack; }
+  __device__ int row_of(int mt, int half) const { return (warp() * kMt + mt) * 16 + lane() / 4 + half * 8; }
+  __device__ int token_of(int row) const { return shared().tile.q_begin + row / Config::kPack; }
   __device__ bool is_real(int row) const {
-    return row < Shape::kTokens * Config::kPack && token_of(row) < shared.tile.q_end;
+    return row < Shape::kTokens * Config::kPack && token_of(row) < shared().tile.q_end;
   }
 
   __device__ void load_q() const {
     using Copy = RowCopy<Shape::kThreads, Config::kDim, Shape::kDimPad, Shape::kPitchQ>;
+    const int t = thread();
     const u16* base =
-        static_cast<const u16*>(args.q.data) + shared.head_begin * args.q.head_stride + Copy::chunk(thread) * 8;
+        static_cast<const u16*>(args.q.data) + shared().head_begin * args.q.head_stride + Copy::chunk(t) * 8;
 #pragma unroll 2
-    for (int row = Copy::row(thread); row < Config::kM; row += Copy::kStep)
-      Copy::copy(smem_q, row, Copy::chunk(thread),
+    for (int row = Copy::row(t); row < Config::kM; row += Copy::kStep)
+      Copy::copy(smem_q(), row, Copy::chunk(t),
                  base + token_of(row) * args.q.row_stride + row % Config::kPack * args.q.head_stride,
                  is_real(row));
   }
@@ -94,9 +99,9 @@ struct ForwardTile {
   __device__ void load_keys(u32 smem, const Tensor& local, const Tensor& remote, int block) const {
     using Copy = RowCopy<Shape::kThreads, kDim, kPad, kPitch>;
     static_assert(kN % Copy::kStep == 0, "threads do not cover the block evenly");
-    const int head = shared.head_begin / Config::kRatio, t = formed_again(thread);
+    const int head = shared().head_begin / Config::kRatio, t = thread();
     const int chunk = Copy::chunk(t), first = block + Copy::row(t);
-    const int begin = shared.loaded.x, end = shared.loaded.y;
+    const int begin = shared().loaded.x, end = shared().loaded.y;
     const u16* near = static_cast<const u16*>(local.data) + head * local.head_stride + chunk * 8;
     const u16* far = static_cast<const u16*>(remote.data) + head * remote.head_stride + chunk * 8;
     if (block >= args.remote_len) {
@@ -116,8 +121,6 @@ struct ForwardTile {
       }
     }
   }
-  __device__ u32 smem_k(int stage) const { return smem_kv + stage * (Shape::kBytesK + Shape::kBytesV); }
-  __device__ u32 smem_v(int stage) const { return smem_k(stage) + Shape::kBytesK; }
   __device__ void load_k(int stage, int block) const {
     load_keys<Config::kDim, Shape::kDimPad, Shape::kPitchK>(smem_k(stage), args.k, args.remote_k, block);
   }
@@ -128,6 +131,7 @@ struct ForwardTile {
   /// Visible keys of each row, from segments [seg_begin, seg_end); rows of none of them see nothing. Warps fill
   /// their own.
   __device__ void find_visible(int seg_begin, int seg_end) {
+    const int lane = ForwardTile::lane(), warp = ForwardTile::warp();
     int warp_first = 0x7fffffff, warp_end = 0;
 #pragma unroll 1
     for (int row = warp * kMt * 16 + lane; row < (warp + 1) * kMt * 16; row += 32) {
@@ -140,7 +144,7 @@ struct ForwardTile {
         if (is_real(row) && token >= segment.q_begin && token < segment.q_end && end > segment.k_begin)
           keys = make_int2(segment.k_begin, end);
       }
-      shared.visible[row] = keys;
+      shared().visible[row] = keys;
       if (keys.y > keys.x) {
         warp_first = min(warp_first, keys.x);
         warp_end = max(warp_end, keys.y);
@@ -152,13 +156,13 @@ struct ForwardTile {
       warp_first = min(warp_first, __shfl_xor_sync(0xffffffffu, warp_first, offset));
       warp_end = max(warp_end, __shfl_xor_sync(0xffffffffu, warp_end, offset));
     }
-    if (lane == 0) shared.needed[warp] = make_int2(warp_first, warp_end);
+    if (lane == 0) shared().needed[warp] = make_int2(warp_first, warp_end);
     __syncwarp();
   }
 
   __device__ void multiply_qk(float (&s)[kMt][kN / 8][4], u32 keys) const {
-    const int lane = formed_again(this->lane), warp = formed_again(this->warp);
-    const u32 a_base = smem_q + ((warp * kMt * 16 + lane % 16) * Shape::kPitchQ + (lane / 16) * 8) * 2;
+    const int lane = ForwardTile::lane(), warp = ForwardTile::warp();
+    const u32 a_base = smem_q() + ((warp * kMt * 16 + lane % 16) * Shape::kPitchQ + (lane / 16) * 8) * 2;
     const u32 b_base = keys + ((lane % 8 + lane / 16 * 8) * Shape::kPitchK + (lane / 8 % 2) * 8) * 2;
 #pragma unroll
     for (int mt = 0; mt < kMt; ++mt)
@@ -185,13 +189,13 @@ struct ForwardTile {
   }
 
   __device__ void mask(float (&s)[kMt][kN / 8][4], int block) const {
-    const int lane = formed_again(this->lane), warp = formed_again(this->warp);
+    const int lane = ForwardTile::lane(), warp = ForwardTile::warp();
     const int column = block + lane % 4 * 2;
 #pragma unroll
     for (int mt = 0; mt < kMt; ++mt)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int2 keys = shared.visible[(warp * kMt + mt) * 16 + lane / 4 + half * 8];
+        const int2 keys = shared().visible[(warp * kMt + mt) * 16 + lane / 4 + half * 8];
 #pragma unroll
         for (int n = 0; n < kN / 8; ++n)
 #pragma unroll
@@ -236,7 +240,7 @@ struct ForwardTile {
   }
 
   __device__ void multiply_pv(const float (&p)[kMt][kN / 8][4], u32 values) {
-    const int lane = formed_again(this->lane);
+    const int lane = ForwardTile::lane();
     const u32 b_base = values + (lane % 16 * Shape::kPitchV + lane / 16 * 8) * 2;
 #pragma unroll
     for (int kk = 0; kk < kN / 16; ++kk) {
@@ -274,27 +278,27 @@ struct ForwardTile {
         row_sum[mt][half] = 0.f;
       }
     }
-    const int blocks = (shared.tile.k_end - shared.tile.k_begin + kN - 1) / kN;
+    const int blocks = (shared().tile.k_end - shared().tile.k_begin + kN - 1) / kN;
     if (blocks <= 0) return;
-    load_k(0, shared.tile.k_begin + (blocks - 1) * kN);
-    load_v(0, shared.tile.k_begin + (blocks - 1) * kN);
+    load_k(0, shared().tile.k_begin + (blocks - 1) * kN);
+    load_v(0, shared().tile.k_begin + (blocks - 1) * kN);
     cp_async_commit();
     int stage = 0;
 #pragma unroll 1
-    for (int block = shared.tile.k_begin + (blocks - 1) * kN; block >= shared.tile.k_begin;
+    for (int block = shared().tile.k_begin + (blocks - 1) * kN; block >= shared().tile.k_begin;
          block -= kN, stage ^= 1) {
       cp_async_wait<0>();
       __syncthreads();  // this block has arrived, and every warp is done with the buffers that are filled next
-      if (block > shared.tile.k_begin) {
+      if (block > shared().tile.k_begin) {
         load_k(stage ^ 1, block - kN);
         load_v(stage ^ 1, block - kN);
       }
       cp_async_commit();
-      const int2 mine = shared.needed[warp];
+      const int2 mine = shared().needed[warp()];
       if (block >= mine.y || block + kN <= mine.x) continue;  // none of this warp's rows sees a key here
       float s[kMt][kN / 8][4];
       multiply_qk(s, smem_k(stage));
-      if (block < shared.tile.full_begin || block + kN > shared.tile.full_end) mask(s, block);
+      if (block < shared().tile.full_begin || block + kN > shared().tile.full_end) mask(s, block);
       softmax(s);
       multiply_pv(s, smem_v(stage));
     }
@@ -314,8 +318,7 @@ struct ForwardTile {
   /// Writes O and LSE of the warp's rows; rows outside [token_begin, token_end) are left alone. Q's shared rows
   /// are reused.
   __device__ void store(int token_begin, int token_end) {
-    const int lane = formed_again(this->lane), warp = formed_again(this->warp);
-    const u32 smem_q = formed_again(this->smem_q);
+    const int lane = ForwardTile::lane(), warp = ForwardTile::warp();
 #pragma unroll
     for (int mt = 0; mt < kMt; ++mt)
 #pragma unroll
@@ -329,7 +332,7 @@ struct ForwardTile {
           const float low = sum == 0.f ? 0.f : out[mt][n][2 * half] * inverse;
           const float high = sum == 0.f ? 0.f : out[mt][n][2 * half + 1] * inverse;
           asm volatile(
-              "st.shared.b32 [%0], %1;\n" ::"r"(smem_q + (row * Shape::kPitchQ + n * 8 + lane % 4 * 2) * 2),
+              "st.shared.b32 [%0], %1;\n" ::"r"(smem_q() + (row * Shape::kPitchQ + n * 8 + lane % 4 * 2) * 2),
               "r"(pack_16<Config::kBf16>(low, high))
               : "memory");
         }
@@ -338,7 +341,7 @@ struct ForwardTile {
           const float lse = sum == 0.f
                                 ? negative_infinity()
                                 : (row_max[mt][half] * args.scale_log2 + __log2f(sum)) * 0.6931471805599453f;
-          args.lse[(shared.head_begin + row % Config::kPack) * args.lse_stride + token] = lse;
+          args.lse[(shared().head_begin + row % Config::kPack) * args.lse_stride + token] = lse;
         }
       }
     __syncwarp();
@@ -349,11 +352,11 @@ struct ForwardTile {
       const int token = token_of(row);
       if (!is_real(row) || token < token_begin || token >= token_end) continue;
       u16* target = base + token * args.out.row_stride +
-                    (shared.head_begin + row % Config::kPack) * args.out.head_stride + chunk * 8;
+                    (shared().head_begin + row % Config::kPack) * args.out.head_stride + chunk * 8;
       u32 word[4];
       asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];\n"
                    : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                   : "r"(smem_q + (row * Shape::kPitchQ + chunk * 8) * 2)
+                   : "r"(smem_q() + (row * Shape::kPitchQ + chunk * 8) * 2)
                    : "memory");
       if constexpr (Config::kAligned) {
         *reinterpret_cast<uint4*>(target) = make_uint4(word[0], word[1], word[2], word[3]);
@@ -374,30 +377,33 @@ struct ForwardTile {
 extern "C" __global__ void __launch_bounds__(bdcp::kernel::ForwardShape::kThreads, bdcp::kernel::Config::kCtas)
     portable_forward(const __grid_constant__ bdcp::kernel::PortableForwardArgs args) {
   using namespace bdcp::kernel;
-  extern __shared__ __align__(128) char smem[];
-  ForwardTile work(args, smem);
+  ForwardTile work(args);
   // Documents that share a tile also share P * V: 0 * NaN would carry one document's NaN into another. A clean
   // result proves that nothing was carried (one pass); otherwise each document is done again with the others'
   // rows absent.
-  for (int only = -1;;) {
-    const bool all = only < 0;
-    const int seg_begin = all ? work.shared.tile.seg_begin : only,
-              seg_end = all ? work.shared.tile.seg_end : only + 1;
+  ForwardShared& shared = work.shared();
+  if (threadIdx.x == 0) {
+    shared.only = -1;
+    shared.loaded = make_int2(shared.tile.k_begin, shared.tile.k_end);
+  }
+  __syncthreads();
+  for (;;) {
     work.load_q();
-    work.find_visible(seg_begin, seg_end);
-    if (threadIdx.x == 0)
-      work.shared.loaded = all ? make_int2(work.shared.tile.k_begin, work.shared.tile.k_end)
-                               : make_int2(args.segments[only].k_begin, args.segments[only].k_end);
-    __syncthreads();
+    work.find_visible(shared.only < 0 ? shared.tile.seg_begin : shared.only,
+                      shared.only < 0 ? shared.tile.seg_end : shared.only + 1);
     work.walk();  // the same blocks in every pass: the same bits
     cp_async_wait_all();
-    const bool several = work.shared.tile.seg_end - work.shared.tile.seg_begin > 1;
-    if (!__syncthreads_or(several && only < 0 && work.any_non_finite())) {
-      work.store(only < 0 ? work.shared.tile.q_begin : args.segments[only].q_begin,
-                 only < 0 ? work.shared.tile.q_end : args.segments[only].q_end);
-      if (only < 0 || ++only == work.shared.tile.seg_end) return;
-    } else {
-      only = work.shared.tile.seg_begin;
+    const bool all = shared.only<0, several = shared.tile.seg_end - shared.tile.seg_begin> 1;
+    const bool again = __syncthreads_or(several && all && work.any_non_finite());
+    if (!again) {
+      work.store(all ? shared.tile.q_begin : args.segments[shared.only].q_begin,
+                 all ? shared.tile.q_end : args.segments[shared.only].q_end);
+      if (all || shared.only + 1 == shared.tile.seg_end) return;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      shared.only = again ? shared.tile.seg_begin : shared.only + 1;
+      shared.loaded = make_int2(args.segments[shared.only].k_begin, args.segments[shared.only].k_end);
     }
     __syncthreads();
   }

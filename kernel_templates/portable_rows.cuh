@@ -5,6 +5,12 @@
 
 namespace bdcp::kernel {
 
+/// The CTA's dynamic shared memory.
+__device__ inline char* dynamic_shared() {
+  extern __shared__ __align__(128) char bdcp_dynamic_shared[];
+  return bdcp_dynamic_shared;
+}
+
 /// The same value, opaque to the compiler: what is computed from it is computed where it stands and not kept in
 /// registers from elsewhere. Addresses are cheap to form again, and registers bound this kernel.
 __device__ inline int formed_again(int value) {

@@ -1,6 +1,7 @@
 // The portable backend: mma.sync kernels for every GPU since sm_80.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <numbers>
@@ -253,13 +254,13 @@ class PortableBackend final : public Backend {
       return {false, "arch",
               fmt::format("CUDA device {} is {}, the portable backend needs sm_80 or newer",
                           target.facts->ordinal, target.facts->arch)};
-    return check_limits(shape, options);
+    return check_limits(shape, target.facts->arch, options);
   }
 
   std::vector<jit::KernelSpec> required_kernels(const CallShape& shape, const std::string& arch, bool,
                                                 const Options& options) const override {
     std::vector<jit::KernelSpec> specs;
-    if (!check_limits(shape, options).ok) return specs;
+    if (!check_limits(shape, arch, options).ok) return specs;
     for (const bool short_docs : {false, true})
       for (const bool aligned : {true, false}) {
         if (short_docs && options.batch_invariant) continue;
@@ -280,7 +281,7 @@ class PortableBackend final : public Backend {
   }
 
  private:
-  static plan::Verdict check_limits(const CallShape& shape, const Options& options) {
+  static plan::Verdict check_limits(const CallShape& shape, const std::string& arch, const Options& options) {
     if (plan::Verdict verdict = check_shape(shape); !verdict.ok) return verdict;
     if (shape.dtype == DType::f32)
       return {false, "dtype", "dtype is f32; the portable backend takes f16 and bf16"};
@@ -296,6 +297,13 @@ class PortableBackend final : public Backend {
     if (options.deterministic && shape.backward)
       return {false, "deterministic",
               "attention.deterministic is true; dQ of the portable backend is summed in no fixed order"};
+    const int need =
+        std::max(portable_forward_smem(shape, portable_forward_config(shape, arch, false)),
+                 shape.backward ? portable_backward_smem(shape, portable_backward_config(shape, arch)) : 0);
+    if (need > shared_memory_limit(arch))
+      return {false, "shared_memory",
+              fmt::format("head_dim {} and head_dim_v {} need {} bytes of shared memory, {} has {}",
+                          shape.head_dim, shape.dim_v(), need, arch, shared_memory_limit(arch))};
     return {};
   }
 };

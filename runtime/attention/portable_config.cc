@@ -60,8 +60,14 @@ PortableForwardConfig portable_forward_config(const CallShape& shape, const std:
   std::array<PortableForwardConfig, 6> candidates{};
   if (wide <= 64)
     candidates = {{{pack, 128, short_documents ? 64 : 128, 4, 2}, {pack, 128, 64, 4, 1}, {pack, 64, 32, 4, 1}}};
-  else if (wide <= 128)
-    candidates = {{{pack, 128, short_documents ? 32 : 64, 4, 2}, {pack, 128, 32, 4, 1}, {pack, 64, 32, 4, 1}}};
+  else if (wide <= 128)  // 64 keys at 128 columns need a few more registers than there are
+    candidates = {{{pack, 128,
+                    short_documents ? 32
+                    : wide <= 112   ? 64
+                                    : 48,
+                    4, 2},
+                   {pack, 128, 32, 4, 1},
+                   {pack, 64, 32, 4, 1}}};
   else if (wide <= 192)
     candidates = {{{pack, 128, 64, 8, 1}, {pack, 64, 64, 4, 1}, {pack, 64, 32, 4, 1}, {pack, 32, 32, 2, 1}}};
   else
@@ -79,7 +85,7 @@ PortableBackwardConfig portable_backward_config(const CallShape& shape, const st
   else if (wide <= 128)
     candidates = {{{64, 128, 8}, {32, 128, 8}, {32, 64, 8}, {32, 32, 4}}};
   else
-    candidates = {{{64, 64, 8}, {32, 64, 8}, {32, 32, 4}, {32, 16, 2}}};
+    candidates = {{{64, 64, 8}, {32, 64, 8}, {32, 32, 4}}};
   for (const PortableBackwardConfig& c : candidates)
     if (portable_backward_smem(shape, c) <= limit) return c;
   return candidates[0];
