@@ -40,9 +40,15 @@ struct BackwardShape {
                 "tile does not split over the warps");
 };
 
+/// The rows [first, end) that see a key. `steep`: the first of those that sees another key too; a row with a
+/// single key has a constant softmax, and its dS is zero rather than a rounding error.
+struct alignas(16) KeyRows {
+  int first, end, steep, unused;
+};
+
 /// What a CTA keeps in shared memory rather than in registers; K, V, the Q and dO buffers and dS follow.
 struct alignas(16) BackwardShared {
-  int2 keys[Config::kN];  // per key: the rows [x, y) that see it
+  KeyRows keys[Config::kN];
   float lse[2][Config::kM];
   float delta[2][Config::kM];
   PortableKeyTile tile;
@@ -134,14 +140,17 @@ struct BackwardTile {
   __device__ void find_rows(int seg_begin, int seg_end) const {
     for (int index = thread; index < kN; index += Shape::kThreads) {
       const int position = shared.tile.k_begin + index;
-      int2 rows = make_int2(0, 0);
+      KeyRows rows{0, 0, 0, 0};
 #pragma unroll 1
       for (int s = seg_begin; s < seg_end; ++s) {
         const Segment segment = args.segments[s];
         if (position < segment.k_begin || position >= segment.k_end || position >= shared.tile.k_end) continue;
         // Bottom-right aligned: the segment's last row sees all of its keys, the row before all but the last,
         // ...
-        rows = make_int2(max(segment.q_begin, segment.q_end - (segment.k_end - position)), segment.q_end);
+        const int first = segment.q_end - (segment.k_end - position);
+        rows.first = max(segment.q_begin, first);
+        rows.end = segment.q_end;
+        rows.steep = first >= segment.q_begin && position == segment.k_begin ? first + 1 : rows.first;
       }
       shared.keys[index] = rows;
     }
@@ -234,7 +243,7 @@ struct BackwardTile {
         for (int i = 0; i < 4; ++i)
           s[kt][n][i] = exp2_approx(s[kt][n][i] * args.scale_log2 - (i % 2 ? lse.y : lse.x));
       }
-    if (masked) hide(s, block);
+    if (masked) hide<false>(s, block);
     store_scores(smem_p, s);
     float dp[kKt][kHalfM / 8][4];
     multiply_transposed<Shape::kDimVPad, Shape::kPitchV>(dp, smem_v, smem_do(stage));
@@ -247,10 +256,12 @@ struct BackwardTile {
         for (int i = 0; i < 4; ++i) dp[kt][n][i] = s[kt][n][i] * (dp[kt][n][i] - (i % 2 ? delta.y : delta.x));
       }
     // Selected again, not left to 0 * dP: dP and delta of a hidden pair may be anything.
-    if (masked) hide(dp, block);
+    if (masked) hide<true>(dp, block);
     store_scores(smem_ds, dp);
   }
 
+  /// Zeroes what a key's rows do not see; for dS also where they see nothing else.
+  template <bool kGradient>
   __device__ void hide(float (&s)[kKt][kHalfM / 8][4], int block) const {
     const int l = formed_again(lane), w = formed_again(warp);
     const int first = block + w % 2 * kHalfM + l % 4 * 2;
@@ -258,13 +269,14 @@ struct BackwardTile {
     for (int kt = 0; kt < kKt; ++kt)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int2 seen = shared.keys[(w / 2 * kKt + kt) * 16 + l / 4 + half * 8];
+        const KeyRows seen = shared.keys[(w / 2 * kKt + kt) * 16 + l / 4 + half * 8];
+        const int begin = kGradient ? seen.steep : seen.first;
 #pragma unroll
         for (int n = 0; n < kHalfM / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const int row = first + n * 8 + i;
-            if (row < seen.x || row >= seen.y) s[kt][n][2 * half + i] = 0.f;
+            if (row < begin || row >= seen.end) s[kt][n][2 * half + i] = 0.f;
           }
       }
   }

@@ -67,13 +67,7 @@ class PortableAttention final : public PreparedAttention {
     const std::string& arch = device_->facts().arch;
     // Batch invariance: the block size must not depend on the layout, and no document may share a tile.
     const bool short_docs = !options.batch_invariant && short_documents(plan);
-    for (const bool aligned : {true, false}) {
-      const auto specs = make_specs(shape, arch, short_docs, options, aligned);
-      for (int i = 0; i < kernels_of(shape); ++i) {
-        compiled_[aligned][i] = context.cache->get(specs[i]);
-        loaded_[aligned][i] = context.cache->load(specs[i], device_);
-      }
-    }
+    compile(context, arch, short_docs);
     forward_ = portable_forward_config(shape, arch, short_docs);
     backward_ = portable_backward_config(shape, arch);
     segments_ = DeviceList<kernel::Segment>(*device_, to_kernel_segments(plan));
@@ -187,6 +181,25 @@ class PortableAttention final : public PreparedAttention {
     std::vector<kernel::Segment> segments;
     for (const plan::Segment& s : plan.segments) segments.push_back({s.q_begin, s.q_end, s.k_begin, s.k_end});
     return segments;
+  }
+
+  /// All kernels at once, so that a cold step takes as long as the slowest of them.
+  void compile(const PrepareContext& context, const std::string& arch, bool short_docs) {
+    const int count = kernels_of(shape_);
+    std::vector<jit::KernelSpec> specs;
+    for (const bool aligned : {false, true}) {
+      const auto all = make_specs(shape_, arch, short_docs, options_, aligned);
+      specs.insert(specs.end(), all.begin(), all.begin() + count);
+    }
+    std::vector<std::string> errors;
+    const auto kernels = context.cache->get_all(specs, &errors);
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      const std::size_t aligned = i / static_cast<std::size_t>(count),
+                        which = i % static_cast<std::size_t>(count);
+      // A failed one is asked for again, so that its error arrives with code and log.
+      compiled_[aligned][which] = kernels[i] ? kernels[i] : context.cache->get(specs[i]);
+      loaded_[aligned][which] = context.cache->load(specs[i], device_);
+    }
   }
 
   std::size_t delta_bytes() const {

@@ -46,9 +46,9 @@ int portable_forward_smem(const CallShape& shape, const PortableForwardConfig& c
 
 int portable_backward_smem(const CallShape& shape, const PortableBackwardConfig& c) {
   const int dim = round_up(shape.head_dim, 16 * c.warps / 2), dim_v = round_up(shape.dim_v(), 32);
-  // Rows per key (8), LSE and delta of two blocks (16 per row), the tile (36), rows and keys loaded (16), the
+  // Rows per key (16), LSE and delta of two blocks (16 per row), the tile (36), rows and keys loaded (16), the
   // head (4).
-  const int head = round_up(round_up(c.keys * 8 + c.rows * 16 + 36, 8) + 16 + 4, 16);
+  const int head = round_up(round_up(c.keys * 16 + c.rows * 16 + 36, 8) + 16 + 4, 16);
   return head + (c.keys + 2 * c.rows) * (dim + 8 + dim_v + 8) * 2 + 2 * c.keys * (c.rows + 8) * 2;
 }
 

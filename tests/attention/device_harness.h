@@ -120,7 +120,7 @@ class GpuFixture : public ::testing::Test {
     if (!driver_) GTEST_SKIP() << "no CUDA device: " << why;
     device_ = driver_->device(0);
     jit::CacheOptions options;
-    options.cache_dir = "";
+    options.cache_dir = std::string(BDCP_BINARY_DIR) + "/test-kernel-cache";
     cache_ = std::make_unique<jit::KernelCache>(options, Env::from_process(), nullptr);
     why = cache_->why_no_compiler();
     if (!why.empty()) GTEST_SKIP() << "no NVRTC: " << why;

@@ -13,6 +13,6 @@ using Prepare = std::function<std::shared_ptr<const attention::PreparedAttention
 /// Query-side results must be bit-identical; so must dK and dV of documents that no chunk edge cuts,
 /// and sums of partials must match the oracle. c.layout is padded to a multiple of 2 * world first.
 void expect_ranks_equal_whole(Case c, const Data& data, int world, const attention::Options& options,
-                              const Prepare& prepare);
+                              const Prepare& prepare, bool exact_dq = true);
 
 }  // namespace bdcp::test
