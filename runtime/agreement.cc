@@ -124,6 +124,9 @@ void raise_reported_errors(std::span<const RankReport> reports) {
     text +=
         reports.size() > 1 ? fmt::format("rank {}: {}", r, reports[r].error->second) : reports[r].error->second;
   }
+  // What ends one process does not end the others.
+  if (reports.size() > 1 && (code == ErrorCode::device_lost || code == ErrorCode::forked))
+    code = ErrorCode::peer_failed;
   if (first >= 0) throw Error(code, text, ErrorScope::step).with_origin(reports.size() > 1 ? first : -1);
 }
 

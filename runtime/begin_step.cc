@@ -39,6 +39,19 @@ void refuse_missing_features(const PolicyValues& policy) {
   require(policy.exchange.transport == PolicyValues::Transport::automatic, ErrorCode::unsupported,
           "exchange.transport: \"nccl\" and \"copy_engine\" are not part of this build; allowed: \"auto\" "
           "(in-process)");
+  require(policy.attention.sm_margin == 0, ErrorCode::unsupported,
+          "attention.sm_margin: no kernel of this build has a persistent grid to take SMs from; allowed: 0");
+  const PolicyValues defaults;
+  require(policy.exchange.landing_slots == defaults.exchange.landing_slots &&
+              policy.exchange.landing_mib == defaults.exchange.landing_mib,
+          ErrorCode::unsupported,
+          "exchange.landing_slots, exchange.landing_mib: landing buffers belong to a transport that is not "
+          "part of this "
+          "build; allowed: the defaults");
+  require(policy.agreement.heartbeat_s == defaults.agreement.heartbeat_s, ErrorCode::unsupported,
+          "agreement.heartbeat_s: ranks of one process need no heartbeats, and other communicators are not "
+          "part of this "
+          "build; allowed: the default");
   require(!policy.exchange.measured, ErrorCode::unsupported,
           "exchange.measured: measured cost files are not part of this build; leave the field null");
 }
@@ -50,7 +63,8 @@ class StepBuilder {
       : runtime_(runtime), layout_(layout), shapes_(shapes), comm_(comm), options_(options), ticket_(ticket) {}
 
   /// nullopt: the ranks agreed to switch to a reloaded policy, and the step starts over with it.
-  std::optional<Step> build(const Policy& active, const Policy& latest) {
+  std::optional<Step> build(const std::shared_ptr<const Policy>& active_policy, const Policy& latest) {
+    const Policy& active = *active_policy;
     const int nodes =
         static_cast<int>(std::set<std::string>(comm_.hosts().begin(), comm_.hosts().end()).size());
     const GroupFacts group{comm_.name(), comm_.size(), nodes};
@@ -65,11 +79,18 @@ class StepBuilder {
       // World > 1: the others learn it in the consensus; this rank must not leave them waiting.
       if (comm_.size() == 1) throw;
       draft.report.error = {error.code(), error.message()};
+    } catch (const std::exception& error) {
+      if (comm_.size() == 1) throw;
+      draft.report.error = {ErrorCode::internal, error.what()};
     }
     draft.report.facts.host = comm_.hosts()[static_cast<std::size_t>(comm_.rank())];
     if (reloaded) draft.report.pending_policy = pending;
 
     std::vector<RankReport> reports = agree(active, group, values, draft);
+    {
+      std::lock_guard lock(runtime_.mutex);
+      ticket_.state->active = active_policy;
+    }
     if (reloaded && std::all_of(reports.begin(), reports.end(),
                                 [&](const RankReport& r) { return r.pending_policy == pending; }))
       return std::nullopt;
@@ -146,6 +167,7 @@ class StepBuilder {
         draft.candidate = kind;
       } catch (const Error& error) {
         if (error.code() != ErrorCode::compile_failed && error.code() != ErrorCode::library_missing) throw;
+        if (runtime_.on_miss == PolicyValues::OnMiss::error) throw;
         verdicts[i] = {false, std::string(to_string(error.code())), error.what()};
         draft.prepared.clear();
       }
@@ -230,6 +252,9 @@ class StepBuilder {
     } catch (const Error& error) {
       if (comm_.size() > 1) comm_.group()->fail(error);
       throw;
+    } catch (const std::exception& error) {
+      if (comm_.size() > 1) comm_.group()->fail(Error(ErrorCode::internal, error.what()));
+      throw;
     }
   }
 
@@ -281,40 +306,23 @@ Step Runtime::Impl::begin_step(const DocLayout& layout, std::span<const CallShap
   // Steps agree in the order in which they were issued, whatever threads they run on; whoever leaves passes the
   // turn on.
   struct Turn {
-    Impl& runtime;
     const Ticket& ticket;
-    Turn(Impl& r, const Ticket& t) : runtime(r), ticket(t) {
-      std::unique_lock lock(runtime.mutex);
-      ticket.state->turn.wait(lock, [&] { return ticket.state->agreed == ticket.number; });
-    }
-    ~Turn() {
-      std::lock_guard lock(runtime.mutex);
-      ++ticket.state->agreed;
-      ticket.state->turn.notify_all();
-    }
-  };
+    ~Turn() { ticket.state->pass(ticket.number); }
+  } turn{ticket};
   try {
-    std::optional<Turn> turn;
-    if (comm.size() > 1) turn.emplace(*this, ticket);
+    if (comm.size() > 1) ticket.state->wait_for(ticket.number);
     std::shared_ptr<const Policy> active, newest;
     {
       std::lock_guard lock(mutex);
       newest = latest;
-      if (comm.size() == 1 || !ticket.state->active) ticket.state->active = latest;
-      active = ticket.state->active;
+      active = comm.size() > 1 && ticket.state->active ? ticket.state->active : newest;
     }
     StepBuilder builder(*this, layout, shapes, comm, step_options, ticket);
-    std::optional<Step> step = builder.build(*active, *newest);
-    if (!step) {
-      {
-        std::lock_guard lock(mutex);
-        ticket.state->active = newest;
-      }
-      step = builder.build(*newest, *newest);
-    }
+    std::optional<Step> step = builder.build(active, *newest);
+    if (!step) step = builder.build(newest, *newest);
     ++services.metrics->steps;
     return *step;
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     ++services.metrics->failed_steps;
     emit("failure", error.what());
     throw;

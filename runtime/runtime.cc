@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "comm/kv_exchange.h"
 #include "jit/content_hash.h"
+#include "jit/kernel_info.h"
 #include "jit/spec_key.h"
 #include "runtime_impl.h"
 
@@ -44,11 +45,13 @@ Runtime::Impl::Impl(RuntimeOptions given) : options(std::move(given)), env(Env::
   jit::CacheOptions cache;
   cache.cache_dir = values.kernels.cache_dir;
   cache.seed_dirs = values.kernels.seed_dirs;
-  cache.on_miss = values.kernels.on_miss;
+  cache.on_miss = on_miss = values.kernels.on_miss;
   cache.jobs = values.kernels.jobs;
   if (options.event_sink)
     cache.on_compile = [sink = options.event_sink](const std::string& text) { sink({"compile", text}); };
   services.cache = std::make_shared<jit::KernelCache>(std::move(cache), env, services.log);
+  if (!values.kernels.tuned.empty())
+    services.log->warn("kernels.tuned: no kernel of this build reads tuned tables; the files are ignored");
   backends = attention::make_backends();
   services.events = options.event_sink;
   std::string templates;
@@ -74,15 +77,32 @@ std::string Runtime::Impl::driver_error() {
   return driver_why;
 }
 
+void Runtime::Impl::CommState::wait_for(std::uint64_t number) {
+  std::unique_lock lock(turn_mutex);
+  turn.wait(lock, [&] { return agreed == number; });
+}
+
+void Runtime::Impl::CommState::pass(std::uint64_t number) {
+  std::lock_guard lock(turn_mutex);
+  if (number < agreed) return;
+  passed.insert(number);
+  while (passed.erase(agreed) > 0) ++agreed;
+  turn.notify_all();
+}
+
 Runtime::Impl::Ticket Runtime::Impl::issue(const Communicator& comm) {
   comm::Group* group = comm.group().get();
+  if (group) group->check();  // a failed communicator, or one of a parent process, takes no more steps
   std::lock_guard lock(mutex);
   std::erase_if(communicators, [](const auto& entry) { return entry.first && entry.second->group.expired(); });
   std::shared_ptr<CommState>& state = communicators[group];
   if (!state) state = std::make_shared<CommState>();
   state->group = comm.group();
-  Ticket ticket{state, state->issued++, std::nullopt};
+  Ticket ticket{state, state->issued, std::nullopt, nullptr};
   if (group) ticket.calls = group->ledger().snapshot();
+  ticket.place =
+      std::shared_ptr<void>(nullptr, [state = state, number = ticket.number](void*) { state->pass(number); });
+  ++state->issued;
   return ticket;
 }
 
@@ -159,9 +179,7 @@ std::vector<KernelInfo> Runtime::warm(std::span<const CallShape> shapes, const K
       throw Error(ErrorCode::compile_failed,
                   fmt::format("kernel {} for {} failed", specs[i].kernel, specs[i].arch))
           .with_log(errors[i]);
-    const jit::CompiledKernel& k = *kernels[i];
-    infos.push_back({k.key, k.spec.kernel, k.spec.arch, k.compile_ms, k.registers, k.spill_bytes, k.smem_bytes,
-                     k.origin != jit::CompiledKernel::Origin::compiled});
+    infos.push_back(jit::info_of(*kernels[i]));
   }
   return infos;
 }
@@ -174,6 +192,11 @@ Policy Runtime::policy() const {
 void Runtime::reload(Policy policy) const {
   const PolicyValues values = policy.resolve();
   std::lock_guard lock(impl_->mutex);
+  const PolicyValues::Kernels before = impl_->latest->resolve().kernels, &now = values.kernels;
+  if (before.on_miss != now.on_miss || before.cache_dir != now.cache_dir || before.seed_dirs != now.seed_dirs ||
+      before.jobs != now.jobs || before.tuned != now.tuned)
+    impl_->services.log->warn(
+        "reload: changed kernels.* fields take effect in a new Runtime; this one keeps its cache");
   impl_->latest = std::make_shared<const Policy>(std::move(policy));
   impl_->services.log->set_level(values.log.level);
 }

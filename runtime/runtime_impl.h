@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,15 +29,22 @@ struct Runtime::Impl {
   /// agreed on.
   struct CommState {
     std::weak_ptr<comm::Group> group;
-    std::uint64_t issued = 0, agreed = 0;
-    std::condition_variable turn;  ///< with Impl::mutex
-    std::shared_ptr<const Policy> active;
+    std::uint64_t issued = 0;              ///< guarded by Impl::mutex
+    std::shared_ptr<const Policy> active;  ///< likewise; null until a first agreement
+    std::mutex turn_mutex;                 ///< guards what follows
+    std::condition_variable turn;
+    std::uint64_t agreed = 0;
+    std::set<std::uint64_t> passed;  ///< numbers that are done before their turn has come
+    void wait_for(std::uint64_t number);
+    void pass(std::uint64_t number);
   };
-  /// A step's place in its communicator's order, taken on the thread that issues it.
+  /// A step's place in its communicator's order, taken on the thread that issues it. Whatever becomes of the
+  /// step, its place is passed on, at the latest with the last copy of the ticket.
   struct Ticket {
     std::shared_ptr<CommState> state;
     std::uint64_t number = 0;
     std::optional<comm::LedgerSnapshot> calls;
+    std::shared_ptr<void> place;  ///< passes the turn on when it goes
   };
   Ticket issue(const Communicator& comm);
 
@@ -47,7 +55,8 @@ struct Runtime::Impl {
   Env env;
   StepServices services;
   std::vector<std::unique_ptr<attention::Backend>> backends;
-  std::string templates_hash;  ///< of all kernel templates, for the consensus
+  PolicyValues::OnMiss on_miss;  ///< as the kernel cache was made
+  std::string templates_hash;    ///< of all kernel templates, for the consensus
 
   std::mutex mutex;  ///< guards what follows
   std::shared_ptr<const Policy> latest;

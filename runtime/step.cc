@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <utility>
 
 #include "base/check.h"
 #include "comm/call_ledger.h"
+#include "jit/kernel_info.h"
 #include "step_impl.h"
 
 namespace bdcp {
@@ -155,7 +158,11 @@ void collective(const Step::Impl& step, Body&& body) {
     body();
   } catch (const Error& error) {
     ++step.services.metrics->failed_calls;
-    if (group) group->fail(error);
+    if (!group) throw;
+    group->fail(error);
+    // The communicator is gone with the call, and its error says so; a lost device or process is worse and
+    // stays.
+    if (error.scope() != ErrorScope::device && error.scope() != ErrorScope::process) group->check();
     throw;
   } catch (const std::exception& error) {
     ++step.services.metrics->failed_calls;
@@ -174,11 +181,40 @@ const PreparedShape& accept(const Step::Impl& step, const char* call, const Args
   return *found;
 }
 
+/// Joins the caller's stream to transfers that were started, also when something throws in between: the caller
+/// may then free or reuse what they still read and write.
+class Transfers {
+ public:
+  Transfers(comm::KvExchange& exchange, Stream stream) : exchange_(exchange), stream_(stream) {}
+  ~Transfers() {
+    if (!open_) return;
+    try {
+      exchange_.finish_forward(stream_);
+    } catch (...) {  // the error that is on its way says more
+    }
+  }
+  Transfers(const Transfers&) = delete;
+  Transfers& operator=(const Transfers&) = delete;
+  void start(const ConstTensorView& k, const ConstTensorView& v, BufferView landing) {
+    exchange_.start_forward(k, v, landing, stream_);
+    open_ = true;
+  }
+  void finish() {
+    if (std::exchange(open_, false)) exchange_.finish_forward(stream_);
+  }
+
+ private:
+  comm::KvExchange& exchange_;
+  Stream stream_;
+  bool open_ = false;
+};
+
 void report_strides(Step::Impl& step, const ConstTensorView& k, const ConstTensorView& v) {
-  if (!comm::KvExchange::strided(k, v) || step.strided_reported.exchange(true)) return;
+  const bool sends = step.decision.path == ExchangePath::allgather || !step.plan.sends.empty();
+  if (!sends || !comm::KvExchange::strided(k, v) || step.strided_reported.exchange(true)) return;
   const Downgrade strided{"contiguous", "strided", "kv_strided",
                           "K/V rows are not contiguous: the exchange copies them row by row, not in one range",
-                          -1};
+                          step.comm.rank()};
   step.services.downgrades->record({&strided, 1}, step.policy, *step.services.log, step.services.events);
 }
 
@@ -202,20 +238,22 @@ void Step::forward(const ForwardArgs& a, Stream stream) const {
                                 .global_q_offset = step.plan.range.row_offset,
                                 .global_k_offset = step.plan.range.s_first};
     std::size_t offset = 0;
+    std::optional<Transfers> transfers;
     if (ps.exchange) {
       check_buffer("kept_kv", a.kept_kv, ps.sizes.kept_kv);
       const BufferView landing = step.keep_kv() ? a.kept_kv : piece(a.workspace, 0, ps.landing);
       offset = step.keep_kv() ? 0 : ps.landing;
       report_strides(step, a.k, a.v);
       step.comm.group()->ledger().record(step.number, Direction::forward, step.forward_calls);
-      ps.exchange->start_forward(a.k, a.v, landing, stream);
+      transfers.emplace(*ps.exchange, stream);
+      transfers->start(a.k, a.v, landing);
       call.remote_k = ps.exchange->remote_k(landing);
       call.remote_v = ps.exchange->remote_v(landing);
     }
     call.workspace = piece(a.workspace, offset, ps.attention->forward_workspace());
     ps.attention->forward(call, attention::Part::local, stream);
     if (ps.exchange) {
-      ps.exchange->finish_forward(stream);
+      transfers->finish();
       if (step.plan.remote_len > 0) ps.attention->forward(call, attention::Part::remote, stream);
     }
   });
@@ -253,6 +291,7 @@ void Step::backward(const BackwardArgs& a, Stream stream) const {
                                  .global_q_offset = step.plan.range.row_offset,
                                  .global_k_offset = step.plan.range.s_first};
     std::size_t offset = 0;
+    std::optional<Transfers> transfers;
     comm::KvExchange::Partials partials;
     BufferView gradients;
     if (ps.exchange) {
@@ -262,7 +301,8 @@ void Step::backward(const BackwardArgs& a, Stream stream) const {
       gradients = piece(a.workspace, offset, ps.gradients);
       offset += ps.gradients;
       step.comm.group()->ledger().record(step.number, Direction::backward, step.backward_calls);
-      if (!step.keep_kv()) ps.exchange->start_forward(a.k, a.v, landing, stream);
+      transfers.emplace(*ps.exchange, stream);
+      if (!step.keep_kv()) transfers->start(a.k, a.v, landing);
       call.remote_k = ps.exchange->remote_k(landing);
       call.remote_v = ps.exchange->remote_v(landing);
       partials = ps.exchange->partials(gradients);
@@ -274,7 +314,7 @@ void Step::backward(const BackwardArgs& a, Stream stream) const {
     call.workspace = piece(a.workspace, offset, ps.attention->backward_workspace());
     ps.attention->backward(call, attention::Part::local, stream);
     if (ps.exchange) {
-      if (!step.keep_kv()) ps.exchange->finish_forward(stream);
+      transfers->finish();
       if (step.plan.remote_len > 0) ps.attention->backward(call, attention::Part::remote, stream);
       ps.exchange->reduce(partials, gradients, a.dk, a.dv, stream);
     }
@@ -316,10 +356,7 @@ std::vector<KernelInfo> Step::kernels() const {
   for (const PreparedShape& ps : impl_->shapes) {
     for (KernelInfo& info : ps.attention->kernels()) all.push_back(std::move(info));
     if (!ps.exchange) continue;
-    for (const auto& kernel : ps.exchange->kernels())
-      all.push_back({kernel->key, kernel->spec.kernel, kernel->spec.arch, kernel->compile_ms, kernel->registers,
-                     kernel->spill_bytes, kernel->smem_bytes,
-                     kernel->origin != jit::CompiledKernel::Origin::compiled});
+    for (const auto& kernel : ps.exchange->kernels()) all.push_back(jit::info_of(*kernel));
   }
   return all;
 }

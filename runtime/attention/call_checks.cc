@@ -104,4 +104,11 @@ void check_call(const CallShape& shape, const plan::RankPlan& plan, const Backwa
   check_dropout(shape, call.dropout);
 }
 
+void check_stream(const device::Device& device, Stream stream) {
+  require(stream.device == device.facts().ordinal, ErrorCode::invalid_argument, [&] {
+    return fmt::format("the call's stream is of CUDA device {} (-1: host), it was prepared for device {}",
+                       stream.device, device.facts().ordinal);
+  });
+}
+
 }  // namespace bdcp::attention

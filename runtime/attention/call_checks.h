@@ -13,4 +13,7 @@ plan::Verdict check_shape(const CallShape& shape);
 void check_call(const CallShape& shape, const plan::RankPlan& plan, const ForwardCall& call);
 void check_call(const CallShape& shape, const plan::RankPlan& plan, const BackwardCall& call, bool payload_f32);
 
+/// Throws Error(invalid_argument) unless the stream is of the device a call was prepared for.
+void check_stream(const device::Device& device, Stream stream);
+
 }  // namespace bdcp::attention

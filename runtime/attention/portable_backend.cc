@@ -12,6 +12,7 @@
 #include "attention/portable_config.h"
 #include "attention/portable_work.h"
 #include "base/check.h"
+#include "jit/kernel_info.h"
 #include "kernel_templates/portable_args.h"
 #include "plan/tile_schedule.h"
 
@@ -91,7 +92,7 @@ class PortableAttention final : public PreparedAttention {
   std::size_t backward_workspace() const override { return delta_bytes() + sum_bytes(); }
 
   void forward(const ForwardCall& call, Part part, Stream stream) const override {
-    check_stream(stream);
+    check_stream(*device_, stream);
     check_call(shape_, plan_, call);
     const std::size_t tiles = tiles_.size(part);
     if (tiles == 0) return;
@@ -115,7 +116,7 @@ class PortableAttention final : public PreparedAttention {
   }
 
   void backward(const BackwardCall& call, Part part, Stream stream) const override {
-    check_stream(stream);
+    check_stream(*device_, stream);
     require(shape_.backward, ErrorCode::invalid_argument,
             "backward of a shape that was prepared with backward = false");
     check_call(shape_, plan_, call, options_.payload_f32);
@@ -161,17 +162,7 @@ class PortableAttention final : public PreparedAttention {
     std::vector<KernelInfo> infos;
     for (const auto& variant : compiled_)
       for (int i = 0; i < kernels_of(shape_); ++i) {
-        const jit::CompiledKernel& from = *variant[static_cast<std::size_t>(i)];
-        KernelInfo info;
-        info.key = from.key;
-        info.kernel = from.spec.kernel;
-        info.arch = from.spec.arch;
-        info.compile_ms = from.compile_ms;
-        info.registers = from.registers;
-        info.spill_bytes = from.spill_bytes;
-        info.smem_bytes = from.smem_bytes;
-        info.hit = from.origin != jit::CompiledKernel::Origin::compiled;
-        infos.push_back(std::move(info));
+        infos.push_back(jit::info_of(*variant[static_cast<std::size_t>(i)]));
       }
     return infos;
   }
@@ -215,20 +206,15 @@ class PortableAttention final : public PreparedAttention {
   bool all_aligned(std::initializer_list<ConstTensorView> views) const {
     for (const ConstTensorView& view : views)
       if (!aligned_16(view)) {
-        if (!misaligned_.exchange(true) && on_downgrade_)
+        // Marked only once it has been taken note of: a policy that refuses it refuses every call.
+        if (!misaligned_.load() && on_downgrade_)
           on_downgrade_({"16-byte copies", "2-byte copies", "misaligned",
                          "a tensor's rows do not all start on 16 bytes; the kernel copies element by element",
                          -1});
+        misaligned_.store(true);
         return false;
       }
     return true;
-  }
-
-  void check_stream(Stream stream) const {
-    require(stream.device == device_->facts().ordinal, ErrorCode::invalid_argument, [&] {
-      return fmt::format("the call's stream is of CUDA device {} (-1: host), it was prepared for device {}",
-                         stream.device, device_->facts().ordinal);
-    });
   }
 
   void launch(Kernel which, bool aligned, std::size_t ctas, unsigned threads, void* args, Stream stream) const {

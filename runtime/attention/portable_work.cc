@@ -21,10 +21,11 @@ std::int64_t cost(const PortableKeyTile& t) {
 
 void append_long(std::vector<PortableKeyTile>& tiles, const RankPlan& plan, int index, int keys) {
   const Segment& s = plan.segments[static_cast<std::size_t>(index)];
-  for (int begin = s.k_begin; begin < s.k_end; begin += keys) {
+  for (std::int64_t next = s.k_begin; next < s.k_end; next += keys) {  // 64 bits: positions go up to 2^31 - 1
+    const int begin = static_cast<int>(next);
     PortableKeyTile tile{};
     tile.k_begin = begin;
-    tile.k_end = std::min(begin + keys, s.k_end);
+    tile.k_end = static_cast<int>(std::min<std::int64_t>(next + keys, s.k_end));
     tile.q_begin = first_row(s, begin);
     tile.q_end = s.q_end;
     tile.seg_begin = index;
@@ -82,11 +83,12 @@ PartList<PortableKeyTile> make_key_tiles(const RankPlan& plan, int keys, bool sh
     i = end;
   }
   // Keys past the last document: zeros.
-  const int end = static_cast<int>(plan.remote_len + plan.key_rows);
-  for (int begin = plan.segments.empty() ? 0 : plan.segments.back().k_end; begin < end; begin += keys) {
+  const std::int64_t end = plan.remote_len + plan.key_rows;
+  for (std::int64_t begin = plan.segments.empty() ? 0 : plan.segments.back().k_end; begin < end;
+       begin += keys) {
     PortableKeyTile tile{};
-    tile.k_begin = begin;
-    tile.k_end = std::min(begin + keys, end);
+    tile.k_begin = static_cast<int>(begin);
+    tile.k_end = static_cast<int>(std::min(begin + keys, end));
     list.items.push_back(tile);
   }
   const auto longer = [](const PortableKeyTile& a, const PortableKeyTile& b) { return cost(a) > cost(b); };
@@ -100,9 +102,9 @@ PartList<PortableKeyTile> make_key_tiles(const RankPlan& plan, int keys, bool sh
 PartList<PortableRows> make_row_chunks(const RankPlan& plan, int keys) {
   PartList<PortableRows> list;
   std::vector<PortableRows> remote;
-  const auto append = [](std::vector<PortableRows>& target, int begin, int end, int kind) {
+  const auto append = [](std::vector<PortableRows>& target, std::int64_t begin, std::int64_t end, int kind) {
     for (; begin < end; begin += kRowsPerChunk)
-      target.push_back({begin, std::min(begin + kRowsPerChunk, end), kind});
+      target.push_back({static_cast<int>(begin), static_cast<int>(std::min(begin + kRowsPerChunk, end)), kind});
   };
   for (int i = 0; i < static_cast<int>(plan.segments.size()); ++i) {
     const Segment& s = plan.segments[static_cast<std::size_t>(i)];
@@ -111,8 +113,7 @@ PartList<PortableRows> make_row_chunks(const RankPlan& plan, int keys) {
            : s.keys() <= keys ? kernel::kRowsWhole
                               : kernel::kRowsSummed);
   }
-  append(list.items, plan.segments.empty() ? 0 : plan.segments.back().q_end, static_cast<int>(plan.rows),
-         kernel::kRowsZero);
+  append(list.items, plan.segments.empty() ? 0 : plan.segments.back().q_end, plan.rows, kernel::kRowsZero);
   list.local_count = list.items.size();
   list.items.insert(list.items.end(), remote.begin(), remote.end());
   return list;

@@ -4,6 +4,7 @@
 #include "attention/call_checks.h"
 #include "attention/reference_work.h"
 #include "base/check.h"
+#include "jit/kernel_info.h"
 #include "kernel_templates/kernel_args.h"
 
 namespace bdcp::attention {
@@ -84,7 +85,7 @@ class ReferenceAttention final : public PreparedAttention {
   }
 
   void forward(const ForwardCall& call, Part part, Stream stream) const override {
-    check_stream(stream);
+    check_stream(*device_, stream);
     check_call(shape_, plan_, call);
     kernel::ReferenceForwardArgs args = reference_args(shape_, plan_, call);
     args.segments = static_cast<const kernel::Segment*>(segments_.get());
@@ -93,7 +94,7 @@ class ReferenceAttention final : public PreparedAttention {
   }
 
   void backward(const BackwardCall& call, Part part, Stream stream) const override {
-    check_stream(stream);
+    check_stream(*device_, stream);
     require(shape_.backward, ErrorCode::invalid_argument,
             "backward of a shape that was prepared with backward = false");
     check_call(shape_, plan_, call, payload_f32_);
@@ -114,29 +115,12 @@ class ReferenceAttention final : public PreparedAttention {
   std::vector<KernelInfo> kernels() const override {
     std::vector<KernelInfo> infos;
     for (const Kernel kernel : kernels_for(shape_)) {
-      const jit::CompiledKernel& from = *compiled_[kernel];
-      KernelInfo info;
-      info.key = from.key;
-      info.kernel = from.spec.kernel;
-      info.arch = from.spec.arch;
-      info.compile_ms = from.compile_ms;
-      info.registers = from.registers;
-      info.spill_bytes = from.spill_bytes;
-      info.smem_bytes = from.smem_bytes;
-      info.hit = from.origin != jit::CompiledKernel::Origin::compiled;
-      infos.push_back(std::move(info));
+      infos.push_back(jit::info_of(*compiled_[kernel]));
     }
     return infos;
   }
 
  private:
-  void check_stream(Stream stream) const {
-    require(stream.device == device_->facts().ordinal, ErrorCode::invalid_argument, [&] {
-      return fmt::format("the call's stream is of CUDA device {} (-1: host), it was prepared for device {}",
-                         stream.device, device_->facts().ordinal);
-    });
-  }
-
   void launch(Kernel kernel, std::size_t items, int heads, void* args, Stream stream) const {
     if (items == 0) return;
     void* parameters[] = {args};

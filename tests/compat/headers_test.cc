@@ -66,7 +66,7 @@ TEST(PureHostModules, NameNoCudaHeader) {
   }
 }
 
-TEST(Sources, HostAndDeviceShareOnlyKernelArgs) {
+TEST(Sources, HostAndDeviceShareOnlyArgs) {
   for (const std::string folder : {"runtime", "autotune", "tools"})
     for (const auto& file : files_below(folder))
       for (const std::string& include : includes_of(file))

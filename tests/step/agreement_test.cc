@@ -186,6 +186,47 @@ TEST(StepAgreement, ReloadedGroupFieldsWaitForAllRanks) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
+TEST(StepAgreement, ADivergenceInTheFirstStepIsRepairedByReload) {
+  const auto errors = on_ranks(2, [](int rank, Communicator comm) {
+    const Runtime runtime = runtime_with("exchange.path", rank == 0 ? "\"halo\"" : "\"a2a\"");
+    const DocLayout layout = layout_of({32}, 2);
+    EXPECT_THROW(runtime.begin_step(layout, kShape, comm, kOnHost), Error);
+    if (rank == 1) {
+      Policy::Sources sources;
+      sources.ignore_env = true;
+      sources.code = {{"attention.backend", "\"host\""}, {"exchange.path", "\"halo\""}};
+      runtime.reload(Policy::load(sources));
+    }
+    ASSERT_EQ(runtime.begin_step(layout, kShape, comm, kOnHost).decision().path, ExchangePath::halo);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+TEST(StepAgreement, AFailedCallEndsTheCommunicatorAndSaysSo) {
+  std::vector<ErrorScope> scopes(2, ErrorScope::call);
+  on_ranks(2, [&](int rank, Communicator comm) {
+    const Runtime runtime = quiet_runtime(kHost);
+    const DocLayout layout = layout_of({32}, 2);
+    const Step step = runtime.begin_step(layout, kShape, comm, kOnHost);
+    RankRun run(step, kShape, GlobalInputs(layout, kShape, 1), rank);
+    try {
+      if (rank == 0) {
+        ForwardArgs args;  // no tensors at all
+        step.forward(args, Stream::host());
+      } else {
+        run.forward(step);
+      }
+    } catch (const Error& error) {
+      scopes[static_cast<std::size_t>(rank)] = error.scope();
+      EXPECT_EQ(error.origin_rank(), 0) << error.what();
+      EXPECT_FALSE(error.retryable());
+    }
+    EXPECT_THROW(runtime.begin_step(layout, kShape, comm, kOnHost), Error);  // at once, on both
+  });
+  EXPECT_EQ(scopes[0], ErrorScope::communicator);
+  EXPECT_EQ(scopes[1], ErrorScope::communicator);
+}
+
 TEST(StepAgreement, FeaturesOfLaterVersionsAreRefusedByNameOnAllRanks) {
   for (const char* transport : {"\"nccl\"", "\"copy_engine\""})
     expect_all(on_ranks(2,
@@ -194,6 +235,12 @@ TEST(StepAgreement, FeaturesOfLaterVersionsAreRefusedByNameOnAllRanks) {
                               .begin_step(layout_of({32}, 2), kShape, comm, kOnHost);
                         }),
                {"unsupported", "exchange.transport"});
+  expect_all(
+      on_ranks(2,
+               [&](int, Communicator comm) {
+                 runtime_with("attention.sm_margin", "8").begin_step(layout_of({32}, 2), kShape, comm, kOnHost);
+               }),
+      {"unsupported", "attention.sm_margin"});
 }
 
 TEST(StepAgreement, DowngradesFollowThePolicy) {
