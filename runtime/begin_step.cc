@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
+#include <numeric>
 #include <set>
 
 #include "agreement.h"
@@ -150,7 +150,7 @@ class StepBuilder {
   /// compile failure counts as "cannot". Later ones are judged by capability alone.
   void weigh_backends(const PolicyValues& values, Draft& draft) {
     auto& verdicts = draft.report.facts.backends;
-    for (std::size_t i = 0; i < plan::kBackendOrder.size(); ++i) {
+    for (const std::size_t i : order_of(values.attention.backend)) {
       const BackendKind kind = plan::kBackendOrder[i];
       const attention::Backend* backend = find(kind);
       if (!backend) {
@@ -159,9 +159,7 @@ class StepBuilder {
         continue;
       }
       verdicts[i] = judge(*backend, draft);
-      const bool wanted =
-          values.attention.backend == BackendKind::automatic || values.attention.backend == kind;
-      if (!verdicts[i].ok || !wanted || draft.candidate != BackendKind::automatic) continue;
+      if (!verdicts[i].ok || draft.candidate != BackendKind::automatic) continue;
       try {
         draft.prepared = prepare_shapes(*backend, draft);
         draft.candidate = kind;
@@ -172,6 +170,17 @@ class StepBuilder {
         draft.prepared.clear();
       }
     }
+  }
+
+  /// Indices of kBackendOrder as plan::select tries them: one asked for by name, those after it, those before
+  /// it.
+  static std::vector<std::size_t> order_of(BackendKind named) {
+    std::vector<std::size_t> order(plan::kBackendOrder.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    const auto first = std::find_if(order.begin(), order.end(),
+                                    [&](std::size_t i) { return plan::kBackendOrder[i] == named; });
+    if (first != order.end()) std::rotate(order.begin(), first, order.end());
+    return order;
   }
 
   plan::Verdict judge(const attention::Backend& backend, const Draft& draft) const {

@@ -20,8 +20,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// libnvrtc.so.13.0.88 tells its builtins' version (13.0); libnvrtc.so.13 leaves the minor version open.
-std::string builtins_build(const fs::path& library) {
+// The builtins beside `library`, sorted. libnvrtc.so.13.0.88 tells its builtins' version (13.0); libnvrtc.so.13
+// leaves the minor version open.
+std::vector<std::string> builtins_of(const fs::path& library) {
   const std::string prefix = "libnvrtc-builtins.so.";
   std::string version = library.filename().string();
   version = version.starts_with("libnvrtc.so.") ? version.substr(12) : "";
@@ -37,9 +38,13 @@ std::string builtins_build(const fs::path& library) {
     if (name == wanted || name.starts_with(wanted + (version.empty() ? "" : "."))) found.push_back(it->path());
   }
   std::sort(found.begin(), found.end());
+  return found;
+}
+
+std::string builtins_build(const fs::path& library) {
   std::string builds;
   std::string last;
-  for (const std::string& file : found) {
+  for (const std::string& file : builtins_of(library)) {
     const std::string id = build_id_of(file, nullptr);
     if (id.empty() || id == last) continue;  // a link to the file before
     builds += "+" + id;
@@ -75,6 +80,7 @@ NvrtcFile locate_nvrtc(const Env& env, std::string* why) {
 // clang-format on
 
 struct NvrtcLibrary::Table {
+  std::vector<std::shared_ptr<const device::DynamicLibrary>> builtins;
   std::shared_ptr<const device::DynamicLibrary> library;
 #define BDCP_DECLARE(name) decltype(&::name) name = nullptr;
   BDCP_NVRTC_FUNCTIONS(BDCP_DECLARE)
@@ -97,6 +103,14 @@ const std::string& NvrtcLibrary::path() const { return table_->library->path(); 
 std::shared_ptr<const NvrtcLibrary> NvrtcLibrary::open(const std::string& path, std::string* why) {
   std::shared_ptr<NvrtcLibrary> nvrtc(new NvrtcLibrary);
   Table& table = *nvrtc->table_;
+  // NVRTC asks the loader for its builtins by bare name, and the loader does not look beside it (a wheel's
+  // folder is on no search path). One that is loaded already answers to that name.
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  if (!error)
+    for (const std::string& file : builtins_of(real))
+      if (auto builtins = device::DynamicLibrary::open({}, file, {}, nullptr))
+        table.builtins.push_back(std::move(builtins));
   table.library = device::DynamicLibrary::open({}, path, {}, why);
   if (!table.library) return nullptr;
   std::string missing;
