@@ -68,9 +68,10 @@ bool aliases(const ConstTensorView& a, const ConstTensorView& b) {
 void check_alias(std::initializer_list<std::pair<const char*, ConstTensorView>> outputs,
                  std::initializer_list<std::pair<const char*, ConstTensorView>> inputs) {
   for (auto out = outputs.begin(); out != outputs.end(); ++out) {
-    for (const auto& [name, view] : inputs)
-      require(!aliases(out->second, view), ErrorCode::invalid_argument,
-              [&] { return fmt::format("{} aliases {}; outputs must not alias inputs", out->first, name); });
+    for (const auto& input : inputs)
+      require(!aliases(out->second, input.second), ErrorCode::invalid_argument, [&] {
+        return fmt::format("{} aliases {}; outputs must not alias inputs", out->first, input.first);
+      });
     for (auto other = std::next(out); other != outputs.end(); ++other)
       require(!aliases(out->second, other->second), ErrorCode::invalid_argument, [&] {
         return fmt::format("{} aliases {}; outputs must not alias each other", out->first, other->first);

@@ -111,10 +111,11 @@ std::map<std::string, ShardOptions::Aligned> aligned_tensors(const Batch& batch,
                           tensor->type == ElementType::bf16;
     out[name] = {last ? 2 : 1, floating ? 0.0 : fill};
   }
-  for (const auto& [name, how] : options.aligned) {
+  for (const auto& entry : options.aligned) {
+    const std::string& name = entry.first;  // clang 14 captures no structured bindings
     check(find(batch, name) != nullptr,
           [&] { return fmt::format("aligned names \"{}\"; allowed: tensors of the batch", name); });
-    out[name] = how;
+    out[name] = entry.second;
   }
   out.erase(kPaddingMask);  // rebuilt from the document ids
   return out;
@@ -122,7 +123,9 @@ std::map<std::string, ShardOptions::Aligned> aligned_tensors(const Batch& batch,
 
 void validate_aligned(const Batch& batch, const std::map<std::string, ShardOptions::Aligned>& aligned,
                       std::int64_t tokens) {
-  for (const auto& [name, how] : aligned) {
+  for (const auto& entry : aligned) {
+    const std::string& name = entry.first;
+    const ShardOptions::Aligned& how = entry.second;
     const HostTensor& tensor = batch.at(name);
     plan::validate_shard(tensor, name, how.dimension, how.fill);
     check(tensor.shape[how.dimension] == tokens, [&] {

@@ -48,7 +48,8 @@ DocLayout read_layout_file(const std::string& file, const LayoutOptions& options
   require(document.is_object(), ErrorCode::invalid_argument,
           [&] { return fmt::format("{}: not a JSON object; allowed: {}", file, allowed); });
   int described = 0;
-  for (const auto& [key, value] : document.items()) {
+  for (const auto& item : document.items()) {
+    const std::string& key = item.key();
     const bool describes = key == "lengths" || key == "doc_ids" || key == "cu_seqlens";
     require(describes || key == "cu_seqlens_k", ErrorCode::invalid_argument,
             [&] { return fmt::format("{}: unknown key \"{}\"; allowed: {}", file, key, allowed); });
