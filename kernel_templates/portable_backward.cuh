@@ -5,12 +5,15 @@
 //
 // Scores are computed transposed (keys x rows): a warp takes a strip of keys and half of the block's rows. P
 // and dS pass through shared memory, where dV and dK find them as [key][row] and dQ finds dS transposed; there
-// a warp takes its strip of keys and half of the columns. Config: kBf16, kDim, kDimV, kRatio, kM query rows per
+// a warp takes its strip of keys and half of the columns. Two warps of a strip wait for each other; all warps
+// meet only at split barriers with other work between arriving and waiting, so that one warp's softmax runs
+// under another's products. Config: kBf16, kDim, kDimV, kRatio, kM query rows per
 // block, kN keys, kWarps, kCtas, kAligned, kPayloadF32 (dtype of remote dK/dV).
 #pragma once
 
 #include "portable_args.h"
 #include "portable_common.cuh"
+#include "portable_mma.cuh"
 #include "portable_rows.cuh"
 
 namespace bdcp::kernel {
@@ -51,6 +54,9 @@ struct alignas(16) BackwardShared {
   KeyRows keys[Config::kN];
   float lse[2][Config::kM];
   float delta[2][Config::kM];
+  unsigned long long landed[2];  // mbarriers: a buffer's rows have arrived
+  unsigned long long scored;     // all warps have stored P and dS of a block
+  unsigned long long done;       // all warps are done with a block
   PortableKeyTile tile;
   int2 rows;    // query rows that are read; others arrive as zeros
   int2 loaded;  // likewise key positions
@@ -65,12 +71,15 @@ static_assert(sizeof(BackwardShared) + BackwardShape::kBytesK + BackwardShape::k
 struct BackwardTile {
   using Shape = BackwardShape;
   static constexpr int kM = Config::kM, kN = Config::kN;
+  static constexpr int kSumPitch = (Config::kDim + kDqSumUnit - 1) / kDqSumUnit * kDqSumUnit;
+  static constexpr int kAheadScores = 2, kAheadGradients = 4;  // B fragments in flight
 
   const PortableBackwardArgs& args;
   BackwardShared& shared;
   u32 smem_k, smem_v, smem_blocks, smem_p, smem_ds;
   int thread, lane, warp;
-  static constexpr int kKt = Shape::kKt, kHalfM = Shape::kHalfM;
+  int turn;  // blocks so far, over all passes: the phases of the barriers
+  static constexpr int kKt = Shape::kKt, kRt = Shape::kRt, kHalfM = Shape::kHalfM;
   float dk[kKt][Shape::kDimPad / 16][4],
       dv[kKt][Shape::kDimVPad / 16][4];  // the warp's keys, half of the columns
   bool bad;                              // a dQ value of this tile was not finite
@@ -85,12 +94,20 @@ struct BackwardTile {
     smem_blocks = smem_v + Shape::kBytesV;
     smem_p = smem_blocks + 2 * (Shape::kBytesQ + Shape::kBytesDo);
     smem_ds = smem_p + Shape::kBytesS;
+    turn = 0;
     if (thread == 0) {
       shared.tile = args.tiles[blockIdx.x / args.heads_kv];
       shared.kv_head = static_cast<int>(blockIdx.x) % args.heads_kv;
+      for (int stage = 0; stage < 2; ++stage) barrier_init(landed(stage), Shape::kThreads);
+      barrier_init(scored(), Config::kWarps);
+      barrier_init(done(), Config::kWarps);
     }
     __syncthreads();
   }
+
+  __device__ u32 landed(int stage) const { return smem_address(&shared.landed[stage]); }
+  __device__ u32 scored() const { return smem_address(&shared.scored); }
+  __device__ u32 done() const { return smem_address(&shared.done); }
 
   __device__ u32 smem_q(int stage) const { return smem_blocks + stage * (Shape::kBytesQ + Shape::kBytesDo); }
   __device__ u32 smem_do(int stage) const { return smem_q(stage) + Shape::kBytesQ; }
@@ -128,12 +145,28 @@ struct BackwardTile {
   __device__ void load_rows(int stage, int head, int block) {
     load_block<Config::kDim, Shape::kDimPad, Shape::kPitchK>(smem_q(stage), args.q, head, block);
     load_block<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_do(stage), args.dout, head, block);
-    for (int i = thread; i < kM; i += Shape::kThreads) {
-      const int row = block + i;
+#pragma unroll
+    for (int first = 0; first < 2 * kM; first += Shape::kThreads) {
+      const int index = first + thread, i = index % kM, row = block + i;
+      if (2 * kM % Shape::kThreads != 0 && index >= 2 * kM) break;
       const bool real = row >= shared.rows.x && row < shared.rows.y;
-      cp_async_4(smem_address(&shared.lse[stage][i]), args.lse + head * args.lse_stride + row, real);
-      cp_async_4(smem_address(&shared.delta[stage][i]), args.delta + head * args.rows + row, real);
+      if (index < kM)
+        cp_async_4(smem_address(&shared.lse[stage][i]), args.lse + head * args.lse_stride + row, real);
+      else
+        cp_async_4(smem_address(&shared.delta[stage][i]), args.delta + head * args.rows + row, real);
     }
+    if constexpr (Config::kAligned) {
+      barrier_arrive_after_copies(landed(stage));
+    } else {  // rows went through registers
+      cp_async_wait_all();
+      barrier_arrive(landed(stage));
+    }
+  }
+
+  /// The warp's arrival.
+  __device__ void arrive(u32 barrier) const {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(barrier);
   }
 
   /// Rows that see each key, from segments [seg_begin, seg_end).
@@ -162,28 +195,14 @@ struct BackwardTile {
     const int l = formed_again(lane), w = formed_again(warp);
     const u32 a_base = a_rows + ((w / 2 * 16 * kKt + l % 16) * kPitch + l / 16 * 8) * 2;
     const u32 b_base = b_rows + ((w % 2 * kHalfM + l % 8 + l / 16 * 8) * kPitch + l / 8 % 2 * 8) * 2;
+    clear(s);
+    multiply_ahead<Config::kBf16, kPad / 16, kAheadScores>(
+        s,
+        [&](int kk, u32(&a)[kKt][4]) {
 #pragma unroll
-    for (int kt = 0; kt < kKt; ++kt)
-#pragma unroll
-      for (int n = 0; n < kHalfM / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s[kt][n][i] = 0.f;
-#pragma unroll 4
-    for (int kk = 0; kk < kPad / 16; ++kk) {
-      u32 a[kKt][4];
-#pragma unroll
-      for (int kt = 0; kt < kKt; ++kt) ldmatrix_x4(a[kt], a_base + (kt * 16 * kPitch + kk * 16) * 2);
-#pragma unroll
-      for (int n = 0; n < kHalfM / 16; ++n) {
-        u32 b[4];
-        ldmatrix_x4(b, b_base + (n * 16 * kPitch + kk * 16) * 2);
-#pragma unroll
-        for (int kt = 0; kt < kKt; ++kt) {
-          mma_16x8x16<Config::kBf16>(s[kt][2 * n], a[kt], b[0], b[1]);
-          mma_16x8x16<Config::kBf16>(s[kt][2 * n + 1], a[kt], b[2], b[3]);
-        }
-      }
-    }
+          for (int kt = 0; kt < kKt; ++kt) ldmatrix_x4(a[kt], a_base + (kt * 16 * kPitch + kk * 16) * 2);
+        },
+        [&](int kk, int n, u32(&b)[4]) { ldmatrix_x4(b, b_base + (n * 16 * kPitch + kk * 16) * 2); });
   }
 
   /// acc (the warp's keys, its half of kPad columns) += A ([key][row] in shared memory) times the block's rows.
@@ -192,22 +211,14 @@ struct BackwardTile {
     const int l = formed_again(lane), w = formed_again(warp);
     const u32 a_base = a_keys + ((w / 2 * 16 * kKt + l % 16) * Shape::kPitchS + l / 16 * 8) * 2;
     const u32 b_base = b_rows + (l % 16 * kPitch + w % 2 * (kPad / 2) + l / 16 * 8) * 2;
+    multiply_ahead<Config::kBf16, kM / 16, kAheadGradients>(
+        acc,
+        [&](int kk, u32(&a)[kKt][4]) {
 #pragma unroll
-    for (int kk = 0; kk < kM / 16; ++kk) {
-      u32 a[kKt][4];
-#pragma unroll
-      for (int kt = 0; kt < kKt; ++kt) ldmatrix_x4(a[kt], a_base + (kt * 16 * Shape::kPitchS + kk * 16) * 2);
-#pragma unroll
-      for (int n = 0; n < kPad / 32; ++n) {
-        u32 b[4];
-        ldmatrix_x4_trans(b, b_base + (kk * 16 * kPitch + n * 16) * 2);
-#pragma unroll
-        for (int kt = 0; kt < kKt; ++kt) {
-          mma_16x8x16<Config::kBf16>(acc[kt][2 * n], a[kt], b[0], b[1]);
-          mma_16x8x16<Config::kBf16>(acc[kt][2 * n + 1], a[kt], b[2], b[3]);
-        }
-      }
-    }
+          for (int kt = 0; kt < kKt; ++kt)
+            ldmatrix_x4(a[kt], a_base + (kt * 16 * Shape::kPitchS + kk * 16) * 2);
+        },
+        [&](int kk, int n, u32(&b)[4]) { ldmatrix_x4_trans(b, b_base + (kk * 16 * kPitch + n * 16) * 2); });
   }
 
   /// Stores accumulators of keys x rows as 16-bit [key][row]; accumulator pairs run along rows.
@@ -226,37 +237,48 @@ struct BackwardTile {
               : "memory");
   }
 
-  /// P and dS of one block of rows, into shared memory.
-  __device__ void block_scores(int stage, int block, bool masked) const {
-    float s[kKt][kHalfM / 8][4];
+  /// P and dS of one block of rows, into shared memory; `claim` returns once P, dS and the other buffers are
+  /// free.
+  template <class Claim>
+  __device__ void block_scores(int stage, int block, bool masked, Claim claim) const {
+    // Scores and dP one right after the other keep the tensor cores busy, if registers hold both.
+    constexpr bool kTogether = kKt * kHalfM <= 64;
+    float s[kKt][kHalfM / 8][4], dp[kKt][kHalfM / 8][4];
     multiply_transposed<Shape::kDimPad, Shape::kPitchK>(s, smem_k, smem_q(stage));
+    if constexpr (kTogether) multiply_transposed<Shape::kDimVPad, Shape::kPitchV>(dp, smem_v, smem_do(stage));
     const int l = formed_again(lane), w = formed_again(warp);
     const int first = w % 2 * kHalfM + l % 4 * 2;  // the thread's first row in the block
 #pragma unroll
-    for (int kt = 0; kt < kKt; ++kt)
+    for (int n = 0; n < kHalfM / 8; ++n) {
+      float2 lse = *reinterpret_cast<const float2*>(&shared.lse[stage][first + n * 8]);
+      lse.x *= 1.4426950408889634f;
+      lse.y *= 1.4426950408889634f;
 #pragma unroll
-      for (int n = 0; n < kHalfM / 8; ++n) {
-        float2 lse = *reinterpret_cast<const float2*>(&shared.lse[stage][first + n * 8]);
-        lse.x *= 1.4426950408889634f;
-        lse.y *= 1.4426950408889634f;
+      for (int kt = 0; kt < kKt; ++kt)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
           s[kt][n][i] = exp2_approx(s[kt][n][i] * args.scale_log2 - (i % 2 ? lse.y : lse.x));
-      }
+    }
     if (masked) hide<false>(s, block);
-    store_scores(smem_p, s);
-    float dp[kKt][kHalfM / 8][4];
-    multiply_transposed<Shape::kDimVPad, Shape::kPitchV>(dp, smem_v, smem_do(stage));
+    if constexpr (!kTogether) {
+      claim();
+      store_scores(smem_p, s);
+      multiply_transposed<Shape::kDimVPad, Shape::kPitchV>(dp, smem_v, smem_do(stage));
+    }
 #pragma unroll
-    for (int kt = 0; kt < kKt; ++kt)
+    for (int n = 0; n < kHalfM / 8; ++n) {
+      const float2 delta = *reinterpret_cast<const float2*>(&shared.delta[stage][first + n * 8]);
 #pragma unroll
-      for (int n = 0; n < kHalfM / 8; ++n) {
-        const float2 delta = *reinterpret_cast<const float2*>(&shared.delta[stage][first + n * 8]);
+      for (int kt = 0; kt < kKt; ++kt)
 #pragma unroll
         for (int i = 0; i < 4; ++i) dp[kt][n][i] = s[kt][n][i] * (dp[kt][n][i] - (i % 2 ? delta.y : delta.x));
-      }
+    }
     // Selected again, not left to 0 * dP: dP and delta of a hidden pair may be anything.
     if (masked) hide<true>(dp, block);
+    if constexpr (kTogether) {
+      claim();
+      store_scores(smem_p, s);
+    }
     store_scores(smem_ds, dp);
   }
 
@@ -281,48 +303,38 @@ struct BackwardTile {
       }
   }
 
-  /// dQ of the block from all warps' dS.
-  __device__ void block_dq(int head, int block) {
+  /// The warp's part of the block's dQ, from all warps' dS.
+  __device__ void multiply_dq(float (&dq)[kRt][Shape::kDqColumns / 8][4]) const {
     const int l = formed_again(lane), w = formed_again(warp);
-    const int strip = w % 2, group = w / 2;
-    constexpr int kRt = Shape::kRt;
-    float dq[kRt][Shape::kDqColumns / 8][4];
+    const u32 a_base = smem_ds + ((l / 16 * 8 + l % 8) * Shape::kPitchS + w % 2 * kHalfM + l / 8 % 2 * 8) * 2;
+    const u32 b_base = smem_k + (l % 16 * Shape::kPitchK + w / 2 * Shape::kDqColumns + l / 16 * 8) * 2;
+    clear(dq);
+    multiply_ahead<Config::kBf16, kN / 16, kAheadScores>(
+        dq,
+        [&](int kk, u32(&a)[kRt][4]) {
 #pragma unroll
-    for (int rt = 0; rt < kRt; ++rt)
-#pragma unroll
-      for (int n = 0; n < Shape::kDqColumns / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) dq[rt][n][i] = 0.f;
-    const u32 a_base = smem_ds + ((l / 16 * 8 + l % 8) * Shape::kPitchS + strip * kHalfM + l / 8 % 2 * 8) * 2;
-    const u32 b_base = smem_k + (l % 16 * Shape::kPitchK + group * Shape::kDqColumns + l / 16 * 8) * 2;
-#pragma unroll 4
-    for (int kk = 0; kk < kN / 16; ++kk) {
-      u32 a[kRt][4];
-#pragma unroll
-      for (int rt = 0; rt < kRt; ++rt)
-        ldmatrix_x4_trans(a[rt], a_base + (kk * 16 * Shape::kPitchS + rt * 16) * 2);
-#pragma unroll
-      for (int n = 0; n < Shape::kDqColumns / 16; ++n) {
-        u32 b[4];
-        ldmatrix_x4_trans(b, b_base + (kk * 16 * Shape::kPitchK + n * 16) * 2);
-#pragma unroll
-        for (int rt = 0; rt < kRt; ++rt) {
-          mma_16x8x16<Config::kBf16>(dq[rt][2 * n], a[rt], b[0], b[1]);
-          mma_16x8x16<Config::kBf16>(dq[rt][2 * n + 1], a[rt], b[2], b[3]);
-        }
-      }
-    }
+          for (int rt = 0; rt < kRt; ++rt)
+            ldmatrix_x4_trans(a[rt], a_base + (kk * 16 * Shape::kPitchS + rt * 16) * 2);
+        },
+        [&](int kk, int n, u32(&b)[4]) {
+          ldmatrix_x4_trans(b, b_base + (kk * 16 * Shape::kPitchK + n * 16) * 2);
+        });
+  }
+
+  /// Writes it to its rows, or adds it to their sums.
+  __device__ void store_dq(const float (&dq)[kRt][Shape::kDqColumns / 8][4], int head, int block) {
+    const int l = formed_again(lane), w = formed_again(warp);
+    const int column = w / 2 * Shape::kDqColumns;
     const bool whole = shared.tile.whole;
-    const int column = group * Shape::kDqColumns + l % 4 * 2;
 #pragma unroll
     for (int rt = 0; rt < kRt; ++rt)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = block + strip * kHalfM + rt * 16 + l / 4 + half * 8;
+        const int row = block + w % 2 * kHalfM + rt * 16 + l / 4 + half * 8;
         if (row < shared.rows.x || row >= shared.rows.y) continue;
         if (whole) {
-          u16* target =
-              static_cast<u16*>(args.dq.data) + row * args.dq.row_stride + head * args.dq.head_stride + column;
+          u16* target = static_cast<u16*>(args.dq.data) + row * args.dq.row_stride +
+                        head * args.dq.head_stride + column + l % 4 * 2;
 #pragma unroll
           for (int n = 0; n < Shape::kDqColumns / 8; ++n) {
             const float low = dq[rt][n][2 * half] * args.scale, high = dq[rt][n][2 * half + 1] * args.scale;
@@ -331,11 +343,13 @@ struct BackwardTile {
             store_pair<Config::kBf16, Config::kAligned>(target + n * 8, low, high);
           }
         } else {
-          float* target = args.dq_sum + (static_cast<i64>(row) * args.heads_q + head) * Config::kDim + column;
+          float* target =
+              args.dq_sum + (static_cast<i64>(row) * args.heads_q + head) * kSumPitch + column + l % 4 * 4;
 #pragma unroll
-          for (int n = 0; n < Shape::kDqColumns / 8; ++n) {
-            if (Config::kDim != Shape::kDimPad && column + n * 8 >= Config::kDim) continue;
-            add_pair(target + n * 8, dq[rt][n][2 * half], dq[rt][n][2 * half + 1]);
+          for (int n = 0; n < Shape::kDqColumns / 8; n += 2) {
+            if (kSumPitch != Shape::kDimPad && column + n * 8 >= kSumPitch) continue;
+            add_four(target + n * 8, dq[rt][n][2 * half], dq[rt][n][2 * half + 1], dq[rt][n + 1][2 * half],
+                     dq[rt][n + 1][2 * half + 1]);
           }
         }
       }
@@ -358,28 +372,33 @@ struct BackwardTile {
     load_keys<Config::kDim, Shape::kDimPad, Shape::kPitchK>(smem_k, args.k, args.remote_k);
     load_keys<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_v, args.v, args.remote_v);
     int head = shared.kv_head * Config::kRatio, block = shared.tile.q_begin;
-    load_rows(0, head, block);
-    cp_async_commit();
-    int stage = 0;
+    load_rows(turn % 2, head, block);
 #pragma unroll 1
-    for (int left = blocks * Config::kRatio; left > 0; --left, stage ^= 1) {
+    for (int left = blocks * Config::kRatio; left > 0; --left, ++turn) {
+      const int stage = turn % 2;
       int next_head = head, next_block = block + kM;
       if (next_block >= shared.tile.q_end) {
         next_block = shared.tile.q_begin;
         ++next_head;
       }
-      cp_async_wait<0>();
-      __syncthreads();  // this block has arrived; the other buffers, P and dS are free
-      if (left > 1) load_rows(stage ^ 1, next_head, next_block);
-      cp_async_commit();
-      block_scores(stage, block, block < shared.tile.full_begin || block + kM > shared.tile.full_end);
-      __syncthreads();  // P and dS are complete
+      barrier_wait(landed(stage), turn / 2 % 2);
+      block_scores(stage, block, block < shared.tile.full_begin || block + kM > shared.tile.full_end, [&] {
+        if (left < blocks * Config::kRatio) barrier_wait(done(), (turn + 1) % 2);  // of the block before
+        if (left > 1) load_rows(stage ^ 1, next_head, next_block);
+      });
+      arrive(scored());
+      named_barrier(1 + warp / 2, 64);  // the strip's P and dS: all that dV and dK of its keys need
       accumulate<Shape::kDimVPad, Shape::kPitchV>(dv, smem_p, smem_do(stage));
-      block_dq(head, block);
+      float dq[kRt][Shape::kDqColumns / 8][4];
       accumulate<Shape::kDimPad, Shape::kPitchK>(dk, smem_ds, smem_q(stage));
+      barrier_wait(scored(), turn % 2);
+      multiply_dq(dq);
+      arrive(done());
+      store_dq(dq, head, block);
       head = next_head;
       block = next_block;
     }
+    // The last phase of `done` is not waited for; the barrier after the walk stands in.
   }
 
   __device__ bool any_non_finite() const {

@@ -9,6 +9,7 @@
 
 #include "portable_args.h"
 #include "portable_common.cuh"
+#include "portable_mma.cuh"
 #include "portable_rows.cuh"
 
 namespace bdcp::kernel {
@@ -35,6 +36,7 @@ struct ForwardShape {
 struct alignas(16) ForwardShared {
   int2 visible[Config::kM];     // per row of the tile: the key positions [x, y) it may see
   int2 needed[Config::kWarps];  // their union over a warp's rows
+  float sums[2 * ForwardShape::kMt][ForwardShape::kThreads];  // running sums of P, see kTight
   PortableTile tile;
   int2 loaded;     // key positions [x, y) that are read; others arrive as zeros
   int head_begin;  // first q head
@@ -50,10 +52,14 @@ static_assert(sizeof(ForwardShared) + ForwardShape::kBytesQ +
 struct ForwardTile {
   using Shape = ForwardShape;
   static constexpr int kMt = Shape::kMt, kN = Config::kN;
+  static constexpr int kAhead = 2;  // B fragments in flight
+  // With O this wide registers are short, and rescaling O is dear: the sums stand in shared memory, and O is
+  // rescaled only where a maximum has moved.
+  static constexpr bool kTight = Shape::kDimVPad > 64 && kMt*(Shape::kDimVPad + kN) > 320;
 
   const PortableForwardArgs& args;
   float out[kMt][Shape::kDimVPad / 8][4];
-  float row_max[kMt][2], row_sum[kMt][2];
+  float row_max[kMt][2], sum_registers[kMt][2];
 
   // Shared addresses and the thread's place are formed where they are needed: kept, they would cost registers
   // of the main loop.
@@ -73,6 +79,12 @@ struct ForwardTile {
       shared().head_begin = static_cast<int>(blockIdx.x) % args.head_groups * Config::kPack;
     }
     __syncthreads();
+  }
+
+  /// The thread's running sum of a row.
+  __device__ float& row_sum(int mt, int half) {
+    if constexpr (kTight) return shared().sums[2 * mt + half][thread()];
+    return sum_registers[mt][half];
   }
 
   __device__ int row_of(int mt, int half) const { return (warp() * kMt + mt) * 16 + lane() / 4 + half * 8; }
@@ -164,28 +176,15 @@ struct ForwardTile {
     const int lane = ForwardTile::lane(), warp = ForwardTile::warp();
     const u32 a_base = smem_q() + ((warp * kMt * 16 + lane % 16) * Shape::kPitchQ + (lane / 16) * 8) * 2;
     const u32 b_base = keys + ((lane % 8 + lane / 16 * 8) * Shape::kPitchK + (lane / 8 % 2) * 8) * 2;
+    clear(s);
+    multiply_ahead<Config::kBf16, Shape::kDimPad / 16, kAhead>(
+        s,
+        [&](int kk, u32(&a)[kMt][4]) {
 #pragma unroll
-    for (int mt = 0; mt < kMt; ++mt)
-#pragma unroll
-      for (int n = 0; n < kN / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s[mt][n][i] = 0.f;
-#pragma unroll 4
-    for (int kk = 0; kk < Shape::kDimPad / 16; ++kk) {
-      u32 a[kMt][4];
-#pragma unroll
-      for (int mt = 0; mt < kMt; ++mt) ldmatrix_x4(a[mt], a_base + (mt * 16 * Shape::kPitchQ + kk * 16) * 2);
-#pragma unroll
-      for (int n = 0; n < kN / 16; ++n) {
-        u32 b[4];
-        ldmatrix_x4(b, b_base + (n * 16 * Shape::kPitchK + kk * 16) * 2);
-#pragma unroll
-        for (int mt = 0; mt < kMt; ++mt) {
-          mma_16x8x16<Config::kBf16>(s[mt][2 * n], a[mt], b[0], b[1]);
-          mma_16x8x16<Config::kBf16>(s[mt][2 * n + 1], a[mt], b[2], b[3]);
-        }
-      }
-    }
+          for (int mt = 0; mt < kMt; ++mt)
+            ldmatrix_x4(a[mt], a_base + (mt * 16 * Shape::kPitchQ + kk * 16) * 2);
+        },
+        [&](int kk, int n, u32(&b)[4]) { ldmatrix_x4(b, b_base + (n * 16 * Shape::kPitchK + kk * 16) * 2); });
   }
 
   __device__ void mask(float (&s)[kMt][kN / 8][4], int block) const {
@@ -209,6 +208,8 @@ struct ForwardTile {
   /// Online softmax: s becomes P; O and the running sums are rescaled.
   __device__ void softmax(float (&s)[kMt][kN / 8][4]) {
     const float c = args.scale_log2;
+    float shift[kMt][2], alpha[kMt][2];
+    bool moved = false;
 #pragma unroll
     for (int mt = 0; mt < kMt; ++mt)
 #pragma unroll
@@ -218,50 +219,67 @@ struct ForwardTile {
         for (int n = 0; n < kN / 8; ++n) most = fmaxf(most, fmaxf(s[mt][n][2 * half], s[mt][n][2 * half + 1]));
         most = max_over_quad(most);
         // A row that has seen no key yet keeps -inf; 0 stands in so that -inf - -inf never arises.
-        const float shift = most == negative_infinity() ? 0.f : most * c;
+        shift[mt][half] = most == negative_infinity() ? 0.f : most * c;
         // Exactly 1 while the maximum stands, so that a block without visible keys changes no bit.
-        const float alpha = row_max[mt][half] == most ? 1.f : exp2_approx((row_max[mt][half] - most) * c);
+        alpha[mt][half] = row_max[mt][half] == most ? 1.f : exp2_approx((row_max[mt][half] - most) * c);
+        moved |= alpha[mt][half] != 1.f;
         row_max[mt][half] = most;
-        float sum = 0.f;
-#pragma unroll
-        for (int n = 0; n < kN / 8; ++n)
-#pragma unroll
-          for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            s[mt][n][i] = exp2_approx(s[mt][n][i] * c - shift);
-            sum += s[mt][n][i];
-          }
-        row_sum[mt][half] = row_sum[mt][half] * alpha + sum;
-#pragma unroll
-        for (int n = 0; n < Shape::kDimVPad / 8; ++n) {
-          out[mt][n][2 * half] *= alpha;
-          out[mt][n][2 * half + 1] *= alpha;
+        if constexpr (!kTight) {
+          exponentials(s, mt, half, shift[mt][half], alpha[mt][half]);
+          rescale(mt, half, alpha[mt][half]);
         }
       }
+    if constexpr (kTight) {
+      if (__any_sync(0xffffffffu, moved)) {
+#pragma unroll
+        for (int mt = 0; mt < kMt; ++mt)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) rescale(mt, half, alpha[mt][half]);
+      }
+#pragma unroll
+      for (int mt = 0; mt < kMt; ++mt)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) exponentials(s, mt, half, shift[mt][half], alpha[mt][half]);
+    }
+  }
+
+  /// Scores of a row become P, and join its sum.
+  __device__ void exponentials(float (&s)[kMt][kN / 8][4], int mt, int half, float shift, float alpha) {
+    float sum = 0.f;
+#pragma unroll
+    for (int n = 0; n < kN / 8; ++n)
+#pragma unroll
+      for (int i = 2 * half; i < 2 * half + 2; ++i) {
+        s[mt][n][i] = exp2_approx(s[mt][n][i] * args.scale_log2 - shift);
+        sum += s[mt][n][i];
+      }
+    row_sum(mt, half) = row_sum(mt, half) * alpha + sum;
+  }
+
+  __device__ void rescale(int mt, int half, float alpha) {
+#pragma unroll
+    for (int n = 0; n < Shape::kDimVPad / 8; ++n) {
+      out[mt][n][2 * half] *= alpha;
+      out[mt][n][2 * half + 1] *= alpha;
+    }
   }
 
   __device__ void multiply_pv(const float (&p)[kMt][kN / 8][4], u32 values) {
     const int lane = ForwardTile::lane();
     const u32 b_base = values + (lane % 16 * Shape::kPitchV + lane / 16 * 8) * 2;
+    multiply_ahead<Config::kBf16, kN / 16, kAhead>(
+        out,
+        [&](int kk, u32(&a)[kMt][4]) {
 #pragma unroll
-    for (int kk = 0; kk < kN / 16; ++kk) {
-      u32 a[kMt][4];
+          for (int mt = 0; mt < kMt; ++mt)
 #pragma unroll
-      for (int mt = 0; mt < kMt; ++mt)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          a[mt][i] =
-              pack_16<Config::kBf16>(p[mt][2 * kk + i / 2][i % 2 * 2], p[mt][2 * kk + i / 2][i % 2 * 2 + 1]);
-#pragma unroll
-      for (int n = 0; n < Shape::kDimVPad / 16; ++n) {
-        u32 b[4];
-        ldmatrix_x4_trans(b, b_base + (kk * 16 * Shape::kPitchV + n * 16) * 2);
-#pragma unroll
-        for (int mt = 0; mt < kMt; ++mt) {
-          mma_16x8x16<Config::kBf16>(out[mt][2 * n], a[mt], b[0], b[1]);
-          mma_16x8x16<Config::kBf16>(out[mt][2 * n + 1], a[mt], b[2], b[3]);
-        }
-      }
-    }
+            for (int i = 0; i < 4; ++i)
+              a[mt][i] = pack_16<Config::kBf16>(p[mt][2 * kk + i / 2][i % 2 * 2],
+                                                p[mt][2 * kk + i / 2][i % 2 * 2 + 1]);
+        },
+        [&](int kk, int n, u32(&b)[4]) {
+          ldmatrix_x4_trans(b, b_base + (kk * 16 * Shape::kPitchV + n * 16) * 2);
+        });
   }
 
   /// All of the tile's blocks, right to left. Needs Q's loads issued (uncommitted is fine).
@@ -275,7 +293,7 @@ struct ForwardTile {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         row_max[mt][half] = negative_infinity();
-        row_sum[mt][half] = 0.f;
+        row_sum(mt, half) = 0.f;
       }
     }
     const int blocks = (shared().tile.k_end - shared().tile.k_begin + kN - 1) / kN;
@@ -323,7 +341,7 @@ struct ForwardTile {
     for (int mt = 0; mt < kMt; ++mt)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float sum = sum_over_quad(row_sum[mt][half]);
+        const float sum = sum_over_quad(row_sum(mt, half));
         const float inverse = 1.f / sum;
         const int row = (warp * kMt + mt) * 16 + lane / 4 + half * 8;
 #pragma unroll

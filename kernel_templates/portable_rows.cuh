@@ -64,13 +64,16 @@ __device__ inline void store_pair(u16* target, float low, float high) {
   }
 }
 
-/// Adds to two neighbouring floats (8-byte aligned); the order of adds from different CTAs is free.
-__device__ inline void add_pair(float* target, float low, float high) {
+/// Adds to four neighbouring floats (16-byte aligned); the order of adds from different CTAs is free.
+__device__ inline void add_four(float* target, float a, float b, float c, float d) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};\n" ::"l"(target), "f"(low), "f"(high) : "memory");
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(target), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
 #else
-  atomicAdd(target, low);
-  atomicAdd(target + 1, high);
+  atomicAdd(target, a);
+  atomicAdd(target + 1, b);
+  atomicAdd(target + 2, c);
+  atomicAdd(target + 3, d);
 #endif
 }
 

@@ -198,8 +198,10 @@ class PortableAttention final : public PreparedAttention {
                   sizeof(float));
   }
   std::size_t sum_bytes() const {
+    constexpr std::size_t unit = kernel::kDqSumUnit;
+    const std::size_t pitch = (static_cast<std::size_t>(shape_.head_dim) + unit - 1) / unit * unit;
     return sums_ ? padded(static_cast<std::size_t>(plan_.rows) * static_cast<std::size_t>(shape_.heads_q) *
-                          static_cast<std::size_t>(shape_.head_dim) * sizeof(float))
+                          pitch * sizeof(float))
                  : 0;
   }
 

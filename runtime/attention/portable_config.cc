@@ -38,17 +38,17 @@ int shared_memory_limit(const std::string& arch) {
 
 int portable_forward_smem(const CallShape& shape, const PortableForwardConfig& c) {
   const int dim = round_up(shape.head_dim, 16), dim_v = round_up(shape.dim_v(), 16);
-  // Visible keys per row and needed keys per warp (8 bytes each), the tile (32), what is loaded (8), the head
-  // (4).
-  const int head = round_up((c.rows + c.warps) * 8 + 32 + 8 + 4, 16);
+  // Visible keys per row and needed keys per warp (8 bytes each), sums (16 per row), the tile (32), what is
+  // loaded (8), the head and the document of a pass (8).
+  const int head = round_up((c.rows + c.warps) * 8 + c.rows * 16 + 32 + 8 + 8, 16);
   return head + c.rows * (std::max(dim, dim_v) + 8) * 2 + 2 * c.keys * (dim + 8 + dim_v + 8) * 2;
 }
 
 int portable_backward_smem(const CallShape& shape, const PortableBackwardConfig& c) {
   const int dim = round_up(shape.head_dim, 16 * c.warps / 2), dim_v = round_up(shape.dim_v(), 32);
-  // Rows per key (16), LSE and delta of two blocks (16 per row), the tile (36), rows and keys loaded (16), the
-  // head (4).
-  const int head = round_up(round_up(c.keys * 16 + c.rows * 16 + 36, 8) + 16 + 4, 16);
+  // Rows per key (16), LSE and delta of two blocks (16 per row), four barriers (8 each), the tile (36), rows
+  // and keys loaded (16), the head (4).
+  const int head = round_up(round_up(c.keys * 16 + c.rows * 16 + 32 + 36, 8) + 16 + 4, 16);
   return head + (c.keys + 2 * c.rows) * (dim + 8 + dim_v + 8) * 2 + 2 * c.keys * (c.rows + 8) * 2;
 }
 
@@ -60,14 +60,8 @@ PortableForwardConfig portable_forward_config(const CallShape& shape, const std:
   std::array<PortableForwardConfig, 6> candidates{};
   if (wide <= 64)
     candidates = {{{pack, 128, short_documents ? 64 : 128, 4, 2}, {pack, 128, 64, 4, 1}, {pack, 64, 32, 4, 1}}};
-  else if (wide <= 128)  // 64 keys at 128 columns need a few more registers than there are
-    candidates = {{{pack, 128,
-                    short_documents ? 32
-                    : wide <= 112   ? 64
-                                    : 48,
-                    4, 2},
-                   {pack, 128, 32, 4, 1},
-                   {pack, 64, 32, 4, 1}}};
+  else if (wide <= 128)
+    candidates = {{{pack, 128, short_documents ? 32 : 64, 4, 2}, {pack, 128, 32, 4, 1}, {pack, 64, 32, 4, 1}}};
   else if (wide <= 192)
     candidates = {{{pack, 128, 64, 8, 1}, {pack, 64, 64, 4, 1}, {pack, 64, 32, 4, 1}, {pack, 32, 32, 2, 1}}};
   else
