@@ -331,18 +331,17 @@ struct BackwardTile {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = block + w % 2 * kHalfM + rt * 16 + l / 4 + half * 8;
-        if (row < shared.rows.x || row >= shared.rows.y) continue;
+        const bool real = row >= shared.rows.x && row < shared.rows.y;
         if (whole) {
-          u16* target = static_cast<u16*>(args.dq.data) + row * args.dq.row_stride +
-                        head * args.dq.head_stride + column + l % 4 * 2;
-#pragma unroll
-          for (int n = 0; n < Shape::kDqColumns / 8; ++n) {
-            const float low = dq[rt][n][2 * half] * args.scale, high = dq[rt][n][2 * half + 1] * args.scale;
-            bad |= !(fabsf(low) + fabsf(high) <= 3.4028234e38f);
-            if (Config::kDim != Shape::kDimPad && column + n * 8 >= Config::kDim) continue;
-            store_pair<Config::kBf16, Config::kAligned>(target + n * 8, low, high);
-          }
-        } else {
+          u16* target =
+              static_cast<u16*>(args.dq.data) + row * args.dq.row_stride + head * args.dq.head_stride + column;
+          store_row<Config::kBf16, Config::kAligned, Shape::kDqColumns / 8>(
+              target, Config::kDim - column, real, [&](int n, int i) {
+                const float value = dq[rt][n][2 * half + i] * args.scale;
+                bad |= real && !(fabsf(value) <= 3.4028234e38f);
+                return value;
+              });
+        } else if (real) {
           float* target =
               args.dq_sum + (static_cast<i64>(row) * args.heads_q + head) * kSumPitch + column + l % 4 * 4;
 #pragma unroll
@@ -355,8 +354,8 @@ struct BackwardTile {
       }
   }
 
-  /// All q heads and row blocks of the tile, in order.
-  __device__ void walk() {
+  /// All q heads and row blocks of the tile, in order, for its segments [seg_begin, seg_end).
+  __device__ void walk(int seg_begin, int seg_end) {
 #pragma unroll
     for (int kt = 0; kt < kKt; ++kt)
 #pragma unroll
@@ -373,6 +372,8 @@ struct BackwardTile {
     load_keys<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_v, args.v, args.remote_v);
     int head = shared.kv_head * Config::kRatio, block = shared.tile.q_begin;
     load_rows(turn % 2, head, block);
+    find_rows(seg_begin, seg_end);
+    __syncthreads();
 #pragma unroll 1
     for (int left = blocks * Config::kRatio; left > 0; --left, ++turn) {
       const int stage = turn % 2;
@@ -419,13 +420,13 @@ struct BackwardTile {
   __device__ void store_one(const PortableKeyGradient& target, const float (&acc)[kKt][kPad / 16][4],
                             float factor, int first, int end) const {
     const int l = formed_again(lane), w = formed_again(warp);
-    const int column = w % 2 * (kPad / 2) + l % 4 * 2;
+    const int column = w % 2 * (kPad / 2);
 #pragma unroll
     for (int kt = 0; kt < kKt; ++kt)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int position = shared.tile.k_begin + (w / 2 * kKt + kt) * 16 + l / 4 + half * 8;
-        if (position < first || position >= end) continue;
+        const bool real = position >= first && position < end;
         const int row = position - args.remote_len;
         const bool far = row < 0;
         const bool wide = far ? Config::kPayloadF32 : row >= args.shared_begin;
@@ -435,19 +436,18 @@ struct BackwardTile {
                                    : row) *
                                tensor.row_stride +
                            shared.kv_head * tensor.head_stride + column;
+        const auto value = [&](int n, int i) { return acc[kt][n][2 * half + i] * factor; };
+        if (real && wide) {
+          float* to = static_cast<float*>(tensor.data) + offset + l % 4 * 2;
 #pragma unroll
-        for (int n = 0; n < kPad / 16; ++n) {
-          if (kDim != kPad && n * 8 + column >= kDim) continue;
-          const float low = acc[kt][n][2 * half] * factor, high = acc[kt][n][2 * half + 1] * factor;
-          if (wide) {
-            float* to = static_cast<float*>(tensor.data) + offset + n * 8;
-            to[0] = low;
-            to[1] = high;
-          } else {
-            store_pair<Config::kBf16, Config::kAligned>(static_cast<u16*>(tensor.data) + offset + n * 8, low,
-                                                        high);
+          for (int n = 0; n < kPad / 16; ++n) {
+            if (kDim != kPad && n * 8 + column >= kDim) continue;
+            to[n * 8] = value(n, 0);
+            to[n * 8 + 1] = value(n, 1);
           }
         }
+        store_row<Config::kBf16, Config::kAligned, kPad / 16>(static_cast<u16*>(tensor.data) + offset,
+                                                              kDim - column, real && !wide, value);
       }
   }
   __device__ void store(int first, int end) const {
@@ -474,9 +474,8 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::BackwardShape::kThrea
       shared.rows = all ? make_int2(shared.tile.q_begin, shared.tile.q_end)
                         : make_int2(args.segments[only].q_begin, args.segments[only].q_end);
     }
-    work.find_rows(all ? shared.tile.seg_begin : only, all ? shared.tile.seg_end : only + 1);
     __syncthreads();
-    work.walk();
+    work.walk(all ? shared.tile.seg_begin : only, all ? shared.tile.seg_end : only + 1);
     const bool several = shared.tile.seg_end - shared.tile.seg_begin > 1;
     if (!__syncthreads_or(several && only < 0 && work.any_non_finite())) {
       work.store(shared.loaded.x, shared.loaded.y);

@@ -36,6 +36,10 @@ __device__ inline void cp_async_wait_all() { asm volatile("cp.async.wait_all;\n"
 __device__ inline void barrier_init(u32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");
 }
+/// Before a barrier's memory is initialised again.
+__device__ inline void barrier_invalidate(u32 barrier) {
+  asm volatile("mbarrier.inval.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
 __device__ inline void barrier_arrive(u32 barrier) {
   asm volatile("{.reg .b64 state;\n mbarrier.arrive.shared.b64 state, [%0];}\n" ::"r"(barrier) : "memory");
 }

@@ -37,6 +37,8 @@ struct alignas(16) ForwardShared {
   int2 visible[Config::kM];     // per row of the tile: the key positions [x, y) it may see
   int2 needed[Config::kWarps];  // their union over a warp's rows
   float sums[2 * ForwardShape::kMt][ForwardShape::kThreads];  // running sums of P, see kTight
+  unsigned long long landed[2];  // mbarriers, see kSplit: a buffer's keys (with the first, Q too) have arrived
+  unsigned long long done;       // all warps are done with a block
   PortableTile tile;
   int2 loaded;     // key positions [x, y) that are read; others arrive as zeros
   int head_begin;  // first q head
@@ -57,6 +59,10 @@ struct ForwardTile {
   // rescaled only where a maximum has moved.
   static constexpr bool kTight = Shape::kDimVPad > 64 && kMt*(Shape::kDimVPad + kN) > 320;
 
+  // Alone on its SM, a CTA's warps wait at split barriers, so that one's softmax runs under another's products;
+  // of two CTAs each fills the other's gaps, and a plain barrier costs less.
+  static constexpr bool kSplit = Config::kCtas == 1;
+
   const PortableForwardArgs& args;
   float out[kMt][Shape::kDimVPad / 8][4];
   float row_max[kMt][2], sum_registers[kMt][2];
@@ -69,6 +75,8 @@ struct ForwardTile {
     return smem_q() + Shape::kBytesQ + stage * (Shape::kBytesK + Shape::kBytesV);
   }
   __device__ static u32 smem_v(int stage) { return smem_k(stage) + Shape::kBytesK; }
+  __device__ static u32 landed(int stage) { return smem_address(&shared().landed[stage]); }
+  __device__ static u32 done() { return smem_address(&shared().done); }
   __device__ static int thread() { return formed_again(threadIdx.x); }
   __device__ static int lane() { return thread() % 32; }
   __device__ static int warp() { return thread() / 32; }
@@ -79,6 +87,16 @@ struct ForwardTile {
       shared().head_begin = static_cast<int>(blockIdx.x) % args.head_groups * Config::kPack;
     }
     __syncthreads();
+  }
+
+  /// For one walk over the tile's blocks.
+  __device__ static void init_barriers() {
+    for (int stage = 0; stage < 2; ++stage) barrier_init(landed(stage), Shape::kThreads);
+    barrier_init(done(), Config::kWarps);
+  }
+  __device__ static void invalidate_barriers() {
+    for (int stage = 0; stage < 2; ++stage) barrier_invalidate(landed(stage));
+    barrier_invalidate(done());
   }
 
   /// The thread's running sum of a row.
@@ -138,6 +156,12 @@ struct ForwardTile {
   }
   __device__ void load_v(int stage, int block) const {
     load_keys<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_v(stage), args.v, args.remote_v, block);
+  }
+  __device__ void load_block(int stage, int block) const {
+    load_k(stage, block);
+    load_v(stage, block);
+    if constexpr (kSplit && Config::kAligned) barrier_arrive_after_copies(landed(stage));
+    if constexpr (kSplit && !Config::kAligned) barrier_arrive(landed(stage));  // rows went through registers
   }
 
   /// Visible keys of each row, from segments [seg_begin, seg_end); rows of none of them see nothing. Warps fill
@@ -298,28 +322,47 @@ struct ForwardTile {
     }
     const int blocks = (shared().tile.k_end - shared().tile.k_begin + kN - 1) / kN;
     if (blocks <= 0) return;
-    load_k(0, shared().tile.k_begin + (blocks - 1) * kN);
-    load_v(0, shared().tile.k_begin + (blocks - 1) * kN);
-    cp_async_commit();
-    int stage = 0;
+    load_block(0, shared().tile.k_begin + (blocks - 1) * kN);
+    if constexpr (kSplit) {
+      int turn = 0;
 #pragma unroll 1
-    for (int block = shared().tile.k_begin + (blocks - 1) * kN; block >= shared().tile.k_begin;
-         block -= kN, stage ^= 1) {
-      cp_async_wait<0>();
-      __syncthreads();  // this block has arrived, and every warp is done with the buffers that are filled next
-      if (block > shared().tile.k_begin) {
-        load_k(stage ^ 1, block - kN);
-        load_v(stage ^ 1, block - kN);
+      for (int block = shared().tile.k_begin + (blocks - 1) * kN; block >= shared().tile.k_begin;
+           block -= kN, ++turn) {
+        barrier_wait(landed(turn % 2), turn / 2 % 2);
+        attend(turn % 2, block, [&] {
+          if (block == shared().tile.k_begin) return;
+          if (turn > 0) barrier_wait(done(), (turn + 1) % 2);  // of the block before: its buffer is free
+          load_block((turn + 1) % 2, block - kN);
+        });
+        __syncwarp();
+        if (lane() == 0) barrier_arrive(done());
       }
-      cp_async_commit();
-      const int2 mine = shared().needed[warp()];
-      if (block >= mine.y || block + kN <= mine.x) continue;  // none of this warp's rows sees a key here
-      float s[kMt][kN / 8][4];
-      multiply_qk(s, smem_k(stage));
-      if (block < shared().tile.full_begin || block + kN > shared().tile.full_end) mask(s, block);
-      softmax(s);
-      multiply_pv(s, smem_v(stage));
+    } else {
+      int stage = 0;
+#pragma unroll 1
+      for (int block = shared().tile.k_begin + (blocks - 1) * kN; block >= shared().tile.k_begin;
+           block -= kN, stage ^= 1) {
+        cp_async_wait_all();
+        __syncthreads();  // this block has arrived, and every warp is done with the buffers that are filled
+                          // next
+        if (block > shared().tile.k_begin) load_block(stage ^ 1, block - kN);
+        attend(stage, block, [] {});
+      }
     }
+  }
+
+  /// One block of keys; `between` runs between its scores and their softmax.
+  template <class Between>
+  __device__ void attend(int stage, int block, Between between) {
+    const int2 mine = shared().needed[warp()];
+    const bool needed = block < mine.y && block + kN > mine.x;  // by any of this warp's rows
+    float s[kMt][kN / 8][4];
+    if (needed) multiply_qk(s, smem_k(stage));
+    between();
+    if (!needed) return;
+    if (block < shared().tile.full_begin || block + kN > shared().tile.full_end) mask(s, block);
+    softmax(s);
+    multiply_pv(s, smem_v(stage));
   }
 
   __device__ bool any_non_finite() const {
@@ -401,6 +444,7 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::ForwardShape::kThread
   // rows absent.
   ForwardShared& shared = work.shared();
   if (threadIdx.x == 0) {
+    if constexpr (work.kSplit) work.init_barriers();
     shared.only = -1;
     shared.loaded = make_int2(shared.tile.k_begin, shared.tile.k_end);
   }
@@ -420,6 +464,10 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::ForwardShape::kThread
     }
     __syncthreads();
     if (threadIdx.x == 0) {
+      if constexpr (work.kSplit) {
+        work.invalidate_barriers();
+        work.init_barriers();
+      }
       shared.only = again ? shared.tile.seg_begin : shared.only + 1;
       shared.loaded = make_int2(args.segments[shared.only].k_begin, args.segments[shared.only].k_end);
     }

@@ -38,9 +38,9 @@ int shared_memory_limit(const std::string& arch) {
 
 int portable_forward_smem(const CallShape& shape, const PortableForwardConfig& c) {
   const int dim = round_up(shape.head_dim, 16), dim_v = round_up(shape.dim_v(), 16);
-  // Visible keys per row and needed keys per warp (8 bytes each), sums (16 per row), the tile (32), what is
-  // loaded (8), the head and the document of a pass (8).
-  const int head = round_up((c.rows + c.warps) * 8 + c.rows * 16 + 32 + 8 + 8, 16);
+  // Visible keys per row and needed keys per warp (8 bytes each), sums (16 per row), three barriers (8
+  // each), the tile (32), what is loaded (8), the head and the document of a pass (8).
+  const int head = round_up((c.rows + c.warps) * 8 + c.rows * 16 + 24 + 32 + 8 + 8, 16);
   return head + c.rows * (std::max(dim, dim_v) + 8) * 2 + 2 * c.keys * (dim + 8 + dim_v + 8) * 2;
 }
 
