@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -19,12 +20,14 @@ void sort_costliest_first(std::vector<T>& items, const Cost& cost) {
   constexpr int kBits = 10;
   constexpr std::uint64_t kDigits = std::uint64_t{1} << kBits;
   std::vector<Key> keys(items.size()), scratch(items.size());
-  std::uint64_t most = 0;
+  std::uint64_t most = 0, any = 0;
   for (std::size_t i = 0; i < items.size(); ++i) {
     keys[i] = {static_cast<std::uint64_t>(cost(items[i])), static_cast<std::uint32_t>(i)};
     most = std::max(most, keys[i].cost);
+    any |= keys[i].cost;
   }
-  for (int shift = 0; shift < 64 && most >> shift != 0; shift += kBits) {
+  // Whole tiles give multiples of a power of two, whose low bits tell nothing.
+  for (int shift = any ? std::countr_zero(any) : 64; shift < 64 && most >> shift != 0; shift += kBits) {
     const auto digit = [&](const Key& key) { return (key.cost >> shift) % kDigits; };
     std::array<std::uint32_t, kDigits> next{};
     for (const Key& key : keys) ++next[digit(key)];
