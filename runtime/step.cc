@@ -216,7 +216,7 @@ void report_strides(Step::Impl& step, const ConstTensorView& k, const ConstTenso
   const Downgrade strided{"contiguous", "strided", "kv_strided",
                           "K/V rows are not contiguous: the exchange copies them row by row, not in one range",
                           step.comm.rank()};
-  step.services.downgrades->record({&strided, 1}, step.policy, *step.services.log, step.services.events);
+  step.services.downgrades->record({&strided, 1}, *step.policy, *step.services.log, step.services.events);
 }
 
 }  // namespace
