@@ -10,6 +10,7 @@
 #include "bdcp/runtime.h"
 #include "bdcp/types.h"
 #include "device/device.h"
+#include "device/tables.h"
 #include "jit/kernel_cache.h"
 #include "jit/kernel_spec.h"
 #include "plan/exchange_path.h"
@@ -27,6 +28,7 @@ struct Options {
   bool deterministic = false, batch_invariant = false;
   /// dtype of remote dK/dV partials: f32, or the input's (exchange.grad_payload).
   bool payload_f32 = true;
+  friend bool operator==(const Options&, const Options&) = default;
 };
 
 /// Segments [0, plan.remote_segments()) are the remote part; everything else, padding rows included, is the
@@ -76,6 +78,9 @@ struct PrepareContext {
   /// Called at most once per prepared call and code, from the thread of the call that is downgraded. May be
   /// empty.
   std::function<void(const Downgrade&)> on_downgrade;
+  /// Takes the work lists; needed with a device. Uploaded by the caller before the first call, once for all
+  /// shapes.
+  std::shared_ptr<device::Tables> tables;
 };
 
 class Backend {

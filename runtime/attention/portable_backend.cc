@@ -11,6 +11,7 @@
 #include "attention/device_list.h"
 #include "attention/portable_config.h"
 #include "attention/portable_work.h"
+#include "attention/prepared_kernels.h"
 #include "base/check.h"
 #include "jit/kernel_info.h"
 #include "kernel_templates/portable_args.h"
@@ -59,33 +60,44 @@ std::size_t padded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 class PortableAttention final : public PreparedAttention {
  public:
   PortableAttention(const CallShape& shape, const plan::RankPlan& plan, const Options& options,
-                    const PrepareContext& context)
+                    const PrepareContext& context, KernelMemo& memo)
       : shape_(shape),
         plan_(plan),
         options_(options),
         device_(context.device),
+        tables_(context.tables),
         on_downgrade_(context.on_downgrade) {
     const std::string& arch = device_->facts().arch;
     // Batch invariance: the block size must not depend on the layout, and no document may share a tile.
     const bool short_docs = !options.batch_invariant && short_documents(plan);
-    compile(context, arch, short_docs);
+    kernels_ = memo.get(shape, options, short_docs ? 1 : 0, context, [&] {
+      std::vector<jit::KernelSpec> specs;
+      for (const bool aligned : {false, true}) {
+        const auto all = make_specs(shape, arch, short_docs, options, aligned);
+        specs.insert(specs.end(), all.begin(), all.begin() + kernels_of(shape));
+      }
+      return specs;
+    });
     forward_ = portable_forward_config(shape, arch, short_docs);
     backward_ = portable_backward_config(shape, arch);
-    segments_ = DeviceList<kernel::Segment>(*device_, to_kernel_segments(plan));
+    segments_ = DeviceList<kernel::Segment>(*context.tables, to_kernel_segments(plan));
     const plan::TileSchedule schedule = plan::make_tile_schedule(
         plan, {.rows = forward_.tokens(), .keys = forward_.keys, .share_short = !options.batch_invariant});
-    std::vector<kernel::PortableTile> tiles;
-    for (const plan::Tile& t : schedule.tiles) {
+    std::vector<kernel::PortableTile> tiles(schedule.tiles.size());
+    for (std::size_t i = 0; i < tiles.size(); ++i) {
+      const plan::Tile& t = schedule.tiles[i];
       const bool one = t.seg_end - t.seg_begin == 1;  // shared tiles mask every block
-      tiles.push_back({t.q_begin, t.q_end, t.k_begin, t.k_end, t.seg_begin, t.seg_end, one ? t.full_begin : 0,
-                       one ? t.full_end : 0});
+      tiles[i] = {
+          t.q_begin,           t.q_end, t.k_begin, t.k_end, t.seg_begin, t.seg_end, one ? t.full_begin : 0,
+          one ? t.full_end : 0};
     }
-    tiles_ = DeviceList<kernel::PortableTile>(*device_, tiles, static_cast<std::size_t>(schedule.local_tiles));
+    tiles_ = DeviceList<kernel::PortableTile>(*context.tables, tiles,
+                                              static_cast<std::size_t>(schedule.local_tiles));
     if (!shape.backward) return;
     const auto key_tiles = make_key_tiles(plan, backward_.keys, !options.batch_invariant);
-    key_tiles_ = DeviceList<kernel::PortableKeyTile>(*device_, key_tiles.items, key_tiles.local_count);
+    key_tiles_ = DeviceList<kernel::PortableKeyTile>(*context.tables, key_tiles.items, key_tiles.local_count);
     const auto chunks = make_row_chunks(plan, backward_.keys);
-    row_chunks_ = DeviceList<kernel::PortableRows>(*device_, chunks.items, chunks.local_count);
+    row_chunks_ = DeviceList<kernel::PortableRows>(*context.tables, chunks.items, chunks.local_count);
     for (const kernel::PortableRows& chunk : chunks.items) sums_ |= chunk.kind == kernel::kRowsSummed;
   }
 
@@ -96,6 +108,7 @@ class PortableAttention final : public PreparedAttention {
     check_call(shape_, plan_, call);
     const std::size_t tiles = tiles_.size(part);
     if (tiles == 0) return;
+    tables_->use(stream.handle);
     const bool aligned = all_aligned({call.q, call.k, call.v, call.remote_k, call.remote_v, call.out});
     PortableForwardArgs args{};
     args.q = to_kernel(call.q);
@@ -151,6 +164,7 @@ class PortableAttention final : public PreparedAttention {
     args.heads_kv = shape_.heads_kv;
     args.scale = static_cast<float>(shape_.softmax_scale());
     args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
+    tables_->use(stream.handle);
     const std::size_t chunks = row_chunks_.size(part);
     launch(kDelta, aligned, chunks, kRowThreads, &args, stream);
     launch(kBackward, aligned, key_tiles_.size(part) * static_cast<std::size_t>(shape_.heads_kv),
@@ -160,37 +174,16 @@ class PortableAttention final : public PreparedAttention {
 
   std::vector<KernelInfo> kernels() const override {
     std::vector<KernelInfo> infos;
-    for (const auto& variant : compiled_)
-      for (int i = 0; i < kernels_of(shape_); ++i) {
-        infos.push_back(jit::info_of(*variant[static_cast<std::size_t>(i)]));
-      }
+    for (const PreparedKernel& kernel : *kernels_) infos.push_back(jit::info_of(*kernel.compiled));
     return infos;
   }
 
  private:
   static std::vector<kernel::Segment> to_kernel_segments(const plan::RankPlan& plan) {
     std::vector<kernel::Segment> segments;
+    segments.reserve(plan.segments.size());
     for (const plan::Segment& s : plan.segments) segments.push_back({s.q_begin, s.q_end, s.k_begin, s.k_end});
     return segments;
-  }
-
-  /// All kernels at once, so that a cold step takes as long as the slowest of them.
-  void compile(const PrepareContext& context, const std::string& arch, bool short_docs) {
-    const int count = kernels_of(shape_);
-    std::vector<jit::KernelSpec> specs;
-    for (const bool aligned : {false, true}) {
-      const auto all = make_specs(shape_, arch, short_docs, options_, aligned);
-      specs.insert(specs.end(), all.begin(), all.begin() + count);
-    }
-    std::vector<std::string> errors;
-    const auto kernels = context.cache->get_all(specs, &errors);
-    for (std::size_t i = 0; i < specs.size(); ++i) {
-      const std::size_t aligned = i / static_cast<std::size_t>(count),
-                        which = i % static_cast<std::size_t>(count);
-      // A failed one is asked for again, so that its error arrives with code and log.
-      compiled_[aligned][which] = kernels[i] ? kernels[i] : context.cache->get(specs[i]);
-      loaded_[aligned][which] = context.cache->load(specs[i], device_);
-    }
   }
 
   std::size_t delta_bytes() const {
@@ -222,18 +215,20 @@ class PortableAttention final : public PreparedAttention {
   void launch(Kernel which, bool aligned, std::size_t ctas, unsigned threads, void* args, Stream stream) const {
     if (ctas == 0) return;
     void* parameters[] = {args};
-    device_->launch(*loaded_[aligned][which], {static_cast<unsigned>(ctas), 1, 1}, {threads, 1, 1},
-                    static_cast<unsigned>(compiled_[aligned][which]->spec.dynamic_smem), stream.handle,
-                    parameters);
+    const PreparedKernel& kernel =
+        (*kernels_)[static_cast<std::size_t>((aligned ? kernels_of(shape_) : 0) + which)];
+    device_->launch(*kernel.loaded, {static_cast<unsigned>(ctas), 1, 1}, {threads, 1, 1},
+                    static_cast<unsigned>(kernel.compiled->spec.dynamic_smem), stream.handle, parameters);
   }
 
   CallShape shape_;
   plan::RankPlan plan_;
   Options options_;
   std::shared_ptr<device::Device> device_;
+  std::shared_ptr<const device::Tables> tables_;
   std::function<void(const Downgrade&)> on_downgrade_;
-  std::array<std::array<std::shared_ptr<const jit::CompiledKernel>, kKernels>, 2> compiled_;  // [aligned]
-  std::array<std::array<std::shared_ptr<const device::LoadedKernel>, kKernels>, 2> loaded_;
+  std::shared_ptr<const PreparedKernels>
+      kernels_;  // those for tensors that are not aligned, then those that are
   PortableForwardConfig forward_;
   PortableBackwardConfig backward_;
   DeviceList<kernel::Segment> segments_;
@@ -274,11 +269,11 @@ class PortableBackend final : public Backend {
   std::shared_ptr<const PreparedAttention> prepare(const CallShape& shape, const plan::RankPlan& plan,
                                                    const Options& options,
                                                    const PrepareContext& context) const override {
-    require(context.device != nullptr && context.cache != nullptr, ErrorCode::invalid_argument,
-            "the portable backend needs a CUDA device and a kernel cache");
+    require(context.device != nullptr && context.cache != nullptr && context.tables != nullptr,
+            ErrorCode::invalid_argument, "the portable backend needs a CUDA device, a kernel cache and tables");
     const plan::Verdict verdict = can(shape, Target{&context.device->facts()}, options);
     require(verdict.ok, ErrorCode::unsupported, verdict.text.c_str());
-    return std::make_shared<PortableAttention>(shape, plan, options, context);
+    return std::make_shared<PortableAttention>(shape, plan, options, context, kernels_);
   }
 
  private:
@@ -307,6 +302,8 @@ class PortableBackend final : public Backend {
                           shape.head_dim, shape.dim_v(), need, arch, shared_memory_limit(arch))};
     return {};
   }
+
+  mutable KernelMemo kernels_;
 };
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan/cost_order.h"
+
 namespace bdcp::attention {
 namespace {
 
@@ -23,7 +25,7 @@ void append_long(std::vector<PortableKeyTile>& tiles, const RankPlan& plan, int 
   const Segment& s = plan.segments[static_cast<std::size_t>(index)];
   for (std::int64_t next = s.k_begin; next < s.k_end; next += keys) {  // 64 bits: positions go up to 2^31 - 1
     const int begin = static_cast<int>(next);
-    PortableKeyTile tile{};
+    PortableKeyTile& tile = tiles.emplace_back();  // filled in place: a copy of fresh stores stalls
     tile.k_begin = begin;
     tile.k_end = static_cast<int>(std::min<std::int64_t>(next + keys, s.k_end));
     tile.q_begin = first_row(s, begin);
@@ -34,7 +36,6 @@ void append_long(std::vector<PortableKeyTile>& tiles, const RankPlan& plan, int 
       tile.full_begin = std::max(tile.q_begin, first_row(s, tile.k_end - 1));
       tile.full_end = s.q_end;
     }
-    tiles.push_back(tile);
   }
 }
 
@@ -61,6 +62,7 @@ void append_whole(std::vector<PortableKeyTile>& tiles, const RankPlan& plan, int
 
 PartList<PortableKeyTile> make_key_tiles(const RankPlan& plan, int keys, bool share) {
   PartList<PortableKeyTile> list;
+  list.items.reserve(plan.segments.size() + static_cast<std::size_t>(plan.key_rows / keys) + 1);
   std::vector<PortableKeyTile> remote;
   const int count = static_cast<int>(plan.segments.size());
   for (int i = 0; i < count;) {
@@ -91,9 +93,8 @@ PartList<PortableKeyTile> make_key_tiles(const RankPlan& plan, int keys, bool sh
     tile.k_end = static_cast<int>(std::min(begin + keys, end));
     list.items.push_back(tile);
   }
-  const auto longer = [](const PortableKeyTile& a, const PortableKeyTile& b) { return cost(a) > cost(b); };
-  std::stable_sort(list.items.begin(), list.items.end(), longer);
-  std::stable_sort(remote.begin(), remote.end(), longer);
+  plan::sort_costliest_first(list.items, cost);
+  plan::sort_costliest_first(remote, cost);
   list.local_count = list.items.size();
   list.items.insert(list.items.end(), remote.begin(), remote.end());
   return list;
@@ -101,6 +102,7 @@ PartList<PortableKeyTile> make_key_tiles(const RankPlan& plan, int keys, bool sh
 
 PartList<PortableRows> make_row_chunks(const RankPlan& plan, int keys) {
   PartList<PortableRows> list;
+  list.items.reserve(plan.segments.size() + static_cast<std::size_t>(plan.rows / kRowsPerChunk) + 1);
   std::vector<PortableRows> remote;
   const auto append = [](std::vector<PortableRows>& target, std::int64_t begin, std::int64_t end, int kind) {
     for (; begin < end; begin += kRowsPerChunk)

@@ -8,6 +8,7 @@
 
 #include "attention/philox.h"
 #include "base/check.h"
+#include "plan/cost_order.h"
 
 namespace bdcp::attention {
 namespace {
@@ -30,8 +31,7 @@ void cut(std::vector<Costed>& out, int segment, Index begin, Index end, const Co
 }
 
 std::vector<kernel::ReferenceItem> costliest_first(std::vector<Costed> items) {
-  std::stable_sort(items.begin(), items.end(),
-                   [](const Costed& a, const Costed& b) { return a.cost > b.cost; });
+  plan::sort_costliest_first(items, [](const Costed& x) { return x.cost; });
   std::vector<kernel::ReferenceItem> sorted;
   sorted.reserve(items.size());
   for (const Costed& x : items) sorted.push_back(x.item);

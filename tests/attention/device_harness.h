@@ -119,6 +119,7 @@ class GpuFixture : public ::testing::Test {
     driver_ = device::Driver::open(Env::from_process(), &why);
     if (!driver_) GTEST_SKIP() << "no CUDA device: " << why;
     device_ = driver_->device(0);
+    pool_ = std::make_shared<device::TablePool>(device_);
     jit::CacheOptions options;
     options.cache_dir = std::string(BDCP_BINARY_DIR) + "/test-kernel-cache";
     cache_ = std::make_unique<jit::KernelCache>(options, Env::from_process(), nullptr);
@@ -128,8 +129,10 @@ class GpuFixture : public ::testing::Test {
   std::shared_ptr<const attention::PreparedAttention> prepare(const CallShape& shape,
                                                               const plan::RankPlan& plan,
                                                               const attention::Options& options = {}) {
-    return std::make_shared<OnDevice>(backend_->prepare(shape, plan, options, {device_, cache_.get(), {}}),
-                                      device_, offset_);
+    const auto tables = pool_->make_tables();
+    auto prepared = backend_->prepare(shape, plan, options, {device_, cache_.get(), {}, tables});
+    tables->upload();
+    return std::make_shared<OnDevice>(std::move(prepared), device_, offset_);
   }
   Outputs run_device(const Case& c, const Data& data, const attention::Options& options = {}) {
     return run(*prepare(c.shape, single_rank_plan(c.layout), options), c, data);
@@ -137,6 +140,7 @@ class GpuFixture : public ::testing::Test {
 
   std::shared_ptr<const device::Driver> driver_;
   std::shared_ptr<device::Device> device_;
+  std::shared_ptr<device::TablePool> pool_;
   std::unique_ptr<jit::KernelCache> cache_;
   std::unique_ptr<attention::Backend> backend_;
   std::size_t offset_ = 4;  ///< only element alignment is promised
