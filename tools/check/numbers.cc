@@ -160,6 +160,7 @@ std::string why_not(Quantity quantity, DType dtype, Errors errors, double rounde
 RowError compare_rows(Quantity quantity, DType dtype, std::span<const double> actual,
                       std::span<const double> expected, std::int64_t width, std::span<const double> rounded) {
   constexpr std::size_t kAround = 8;
+  constexpr double kRoundings = 6;
   RowError worst;
   if (width < 1 || actual.size() != expected.size()) return worst;
   const auto step = static_cast<std::size_t>(width);
@@ -179,12 +180,12 @@ RowError compare_rows(Quantity quantity, DType dtype, std::span<const double> ac
   const std::vector<double> errors = distances(actual), sizes = distances({});
   const bool has_rounded = quantity != Quantity::lse && rounded.size() == expected.size();
   const std::vector<double> rounding = has_rounded ? distances(rounded) : std::vector<double>(rows);
-  // Mean over the rows around, which do not count if they are not finite.
+  // The largest of the rows around; those that are not finite do not count.
   const auto around = [&](const std::vector<double>& values, std::size_t row) {
-    const std::size_t begin = row - std::min(row, kAround), end = std::min(rows, row + kAround + 1);
-    double sum = 0;
-    for (std::size_t i = begin; i < end; ++i) sum += std::isfinite(values[i]) ? values[i] : 0;
-    return sum / static_cast<double>(end - begin);
+    double most = 0;
+    for (std::size_t i = row - std::min(row, kAround); i < std::min(rows, row + kAround + 1); ++i)
+      if (std::isfinite(values[i])) most = std::max(most, values[i]);
+    return most;
   };
   const double relative = quantity == Quantity::lse ? 5e-5 : 2 * limit(quantity, dtype);
   const double floor = quantity == Quantity::lse ? 1 : 1e-3 * std::sqrt(static_cast<double>(width));
@@ -193,8 +194,7 @@ RowError compare_rows(Quantity quantity, DType dtype, std::span<const double> ac
     double size = std::max(sizes[row], floor);
     if (!has_rounded && quantity != Quantity::lse) size = std::max(size, around(sizes, row));
     double allowed = relative * size;
-    if (has_rounded)
-      allowed += 4 * std::max(std::isfinite(rounding[row]) ? rounding[row] : 0, around(rounding, row));
+    if (has_rounded) allowed += kRoundings * around(rounding, row);
     if (errors[row] / allowed > worst.share) worst = {errors[row] / allowed, static_cast<std::int64_t>(row)};
   }
   return worst;

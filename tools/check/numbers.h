@@ -40,10 +40,10 @@ std::string why_not(Quantity quantity, DType dtype, Errors errors, double rounde
 
 /// The largest error of a single row of `width` elements, as a share of what one row may have (above 1: too
 /// much). The figures of a whole tensor hide one row with a key too many or too few. A row may be off by twice
-/// the tensor's relative limit, plus four times what the rounded run is off in that row, or in the rows around
-/// it on average, as one row's rounding errors may cancel by luck. Without a rounded run, a row that is smaller
-/// than those around it is held to their size. An LSE (one element a row) may be off by 5e-5 of itself, or of 1
-/// if that is more. Rows that hold a non-finite number are left to compare().
+/// the tensor's relative limit, plus six times the most that the rounded run is off in that row and the eight
+/// on either side, as one row's rounding errors may cancel by luck. Without a rounded run, a row that is
+/// smaller than those around it is held to their size. An LSE (one element a row) may be off by 5e-5 of itself,
+/// or of 1 if that is more. Rows that hold a non-finite number are left to compare().
 struct RowError {
   double share = 0;
   std::int64_t row = -1;  ///< index of the worst row
