@@ -22,9 +22,10 @@ std::vector<jit::KernelSpec> kernel_list(const std::vector<CallShape>& shapes, c
     bool served = false;
     for (const auto& backend : backends) {
       if (backend->kind() == BackendKind::host) continue;
-      for (const bool payload_f32 : {true, false}) {
+      for (const int which : {0, 1, 2, 3}) {  // every policy
         attention::Options options;
-        options.payload_f32 = payload_f32;
+        options.payload_f32 = which % 2 == 0;
+        options.deterministic = which >= 2;
         // A backend that does not take the shape leaves it to the next.
         std::vector<jit::KernelSpec> specs = backend->required_kernels(shape, arch, true, options);
         served |= !specs.empty();

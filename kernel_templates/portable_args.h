@@ -46,8 +46,9 @@ struct PortableBackwardArgs {
   Tensor q, k, v, remote_k, remote_v, out, dout, dq;
   const float* lse;
   i64 lse_stride;
-  float* delta;   ///< [heads_q, rows]: rowsum(dO * O)
-  float* dq_sum;  ///< f32 [rows, heads_q, Config::kDim], for rows whose keys span several tiles
+  float* delta;  ///< [heads_q, rows]: rowsum(dO * O)
+  float*
+      dq_sum;  ///< f32 [rows, heads_q, Config::kDim], for rows whose keys span several tiles; null: left alone
   i64 rows;
   PortableKeyGradient dk, dv;
   const PortableKeyTile* tiles;
@@ -55,6 +56,20 @@ struct PortableBackwardArgs {
   const Segment* segments;
   int remote_len, shared_begin;
   int heads_q, heads_kv;
+  float scale, scale_log2;
+};
+
+/// dQ of query tiles, after delta.
+struct PortableDqArgs {
+  Tensor q, k, v, remote_k, remote_v, dout, dq;
+  const float* lse;
+  i64 lse_stride;
+  const float* delta;  ///< as in PortableBackwardArgs
+  i64 rows;
+  const PortableTile* tiles;  ///< the launch covers gridDim.x / head_groups tiles from here
+  const Segment* segments;
+  int remote_len;
+  int head_groups;  ///< heads_q / Config::kPack
   float scale, scale_log2;
 };
 

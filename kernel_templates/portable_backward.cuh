@@ -1,12 +1,13 @@
 // Backward on tensor cores through mma.sync: sm_80 and newer. A CTA keeps one tile of K/V rows and their dK and
 // dV, and walks the query rows that see them, one q head of the K/V head after the other, in a fixed order: dK
 // and dV are the same bits on every run. dQ leaves per block: straight to its rows where this tile holds all of
-// their keys, else by fp32 adds.
+// their keys, else by fp32 adds, or is left to portable_backward_dq where there is nothing to add to.
 //
 // Scores are computed transposed (keys x rows): a warp takes a strip of keys and half of the block's rows. P
 // and dS pass through shared memory, where dV and dK find them as [key][row] and dQ finds dS transposed; there
 // a warp takes its strip of keys and half of the columns. Config: kBf16, kDim, kDimV, kRatio, kM query rows per
-// block, kN keys, kWarps, kCtas, kAligned, kPayloadF32 (dtype of remote dK/dV).
+// block, kN keys, kWarps, kCtas, kAligned, kPayloadF32 (dtype of remote dK/dV), kStagesDo (buffers for dO: 2
+// or, where shared memory is short, 1; Q has two).
 #pragma once
 
 #include "portable_args.h"
@@ -58,7 +59,8 @@ struct alignas(16) BackwardShared {
 };
 
 static_assert(sizeof(BackwardShared) + BackwardShape::kBytesK + BackwardShape::kBytesV +
-                      2 * (BackwardShape::kBytesQ + BackwardShape::kBytesDo + BackwardShape::kBytesS) ==
+                      2 * (BackwardShape::kBytesQ + BackwardShape::kBytesS) +
+                      Config::kStagesDo * BackwardShape::kBytesDo ==
                   Config::kSmem,
               "the host sizes shared memory the same way");
 
@@ -83,7 +85,7 @@ struct BackwardTile {
     smem_k = smem_address(smem) + sizeof(BackwardShared);
     smem_v = smem_k + Shape::kBytesK;
     smem_blocks = smem_v + Shape::kBytesV;
-    smem_p = smem_blocks + 2 * (Shape::kBytesQ + Shape::kBytesDo);
+    smem_p = smem_blocks + 2 * Shape::kBytesQ + Config::kStagesDo * Shape::kBytesDo;
     smem_ds = smem_p + Shape::kBytesS;
     if (thread == 0) {
       shared.tile = args.tiles[blockIdx.x / args.heads_kv];
@@ -92,8 +94,12 @@ struct BackwardTile {
     __syncthreads();
   }
 
-  __device__ u32 smem_q(int stage) const { return smem_blocks + stage * (Shape::kBytesQ + Shape::kBytesDo); }
-  __device__ u32 smem_do(int stage) const { return smem_q(stage) + Shape::kBytesQ; }
+  __device__ u32 smem_q(int stage) const {
+    return smem_blocks + stage * (Shape::kBytesQ + (Config::kStagesDo == 2 ? Shape::kBytesDo : 0));
+  }
+  __device__ u32 smem_do(int stage) const {
+    return Config::kStagesDo == 2 ? smem_q(stage) + Shape::kBytesQ : smem_q(2);
+  }
 
   template <int kDim, int kPad, int kPitch>
   __device__ void load_keys(u32 smem, const Tensor& local, const Tensor& remote) const {
@@ -124,10 +130,14 @@ struct BackwardTile {
                  first + i * Copy::kStep >= begin && first + i * Copy::kStep < end);
   }
 
-  /// Q, dO, LSE and delta of rows [block, block + kM) of a head.
+  __device__ void load_dout(int stage, int head, int block) const {
+    load_block<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_do(stage), args.dout, head, block);
+  }
+
+  /// Q, dO, LSE and delta of rows [block, block + kM) of a head; a single dO buffer is filled elsewhere.
   __device__ void load_rows(int stage, int head, int block) {
     load_block<Config::kDim, Shape::kDimPad, Shape::kPitchK>(smem_q(stage), args.q, head, block);
-    load_block<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_do(stage), args.dout, head, block);
+    if constexpr (Config::kStagesDo == 2) load_dout(stage, head, block);
     for (int i = thread; i < kM; i += Shape::kThreads) {
       const int row = block + i;
       const bool real = row >= shared.rows.x && row < shared.rows.y;
@@ -359,6 +369,7 @@ struct BackwardTile {
     load_keys<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_v, args.v, args.remote_v);
     int head = shared.kv_head * Config::kRatio, block = shared.tile.q_begin;
     load_rows(0, head, block);
+    if constexpr (Config::kStagesDo == 1) load_dout(0, head, block);
     cp_async_commit();
     int stage = 0;
 #pragma unroll 1
@@ -375,7 +386,12 @@ struct BackwardTile {
       block_scores(stage, block, block < shared.tile.full_begin || block + kM > shared.tile.full_end);
       __syncthreads();  // P and dS are complete
       accumulate<Shape::kDimVPad, Shape::kPitchV>(dv, smem_p, smem_do(stage));
-      block_dq(head, block);
+      if constexpr (Config::kStagesDo == 1) {
+        __syncthreads();  // every warp is done with dO
+        if (left > 1) load_dout(0, next_head, next_block);
+        cp_async_commit();
+      }
+      if (shared.tile.whole || args.dq_sum != nullptr) block_dq(head, block);
       accumulate<Shape::kDimPad, Shape::kPitchK>(dk, smem_ds, smem_q(stage));
       head = next_head;
       block = next_block;
