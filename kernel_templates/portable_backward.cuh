@@ -391,7 +391,8 @@ struct BackwardTile {
         if (left > 1) load_dout(0, next_head, next_block);
         cp_async_commit();
       }
-      if (shared.tile.whole || args.dq_sum != nullptr) block_dq(head, block);
+      // Asked in this order and afresh, or 256-wide heads spill.
+      if (args.dq_sum != nullptr || formed_again(shared.tile.whole)) block_dq(head, block);
       accumulate<Shape::kDimPad, Shape::kPitchK>(dk, smem_ds, smem_q(stage));
       head = next_head;
       block = next_block;
