@@ -1,14 +1,15 @@
 // Backward on tensor cores through mma.sync: sm_80 and newer. A CTA keeps one tile of K/V rows and their dK and
 // dV, and walks the query rows that see them, one q head of the K/V head after the other, in a fixed order: dK
 // and dV are the same bits on every run. dQ leaves per block: straight to its rows where this tile holds all of
-// their keys, else by fp32 adds.
+// their keys, else by fp32 adds, or is left to portable_backward_dq where there is nothing to add to.
 //
 // Scores are computed transposed (keys x rows): a warp takes a strip of keys and half of the block's rows. P
 // and dS pass through shared memory, where dV and dK find them as [key][row] and dQ finds dS transposed; there
 // a warp takes its strip of keys and half of the columns. Two warps of a strip wait for each other; all warps
 // meet only at split barriers with other work between arriving and waiting, so that one warp's softmax runs
-// under another's products. Config: kBf16, kDim, kDimV, kRatio, kM query rows per
-// block, kN keys, kWarps, kCtas, kAligned, kPayloadF32 (dtype of remote dK/dV).
+// under another's products. Config: kBf16, kDim, kDimV, kRatio, kM query rows per block, kN keys, kWarps,
+// kCtas, kAligned, kPayloadF32 (dtype of remote dK/dV), kStagesDo (buffers for dO: 2 or, where shared memory is
+// short, 1; Q has two), kSmem.
 #pragma once
 
 #include "portable_args.h"
@@ -55,6 +56,8 @@ struct alignas(16) BackwardShared {
   float lse[2][Config::kM];
   float delta[2][Config::kM];
   unsigned long long landed[2];  // mbarriers: a buffer's rows have arrived
+  unsigned long long landed_do;  // a single dO buffer has been filled
+  unsigned long long read_do;    // all warps are done with it
   unsigned long long scored;     // all warps have stored P and dS of a block
   unsigned long long done;       // all warps are done with a block
   PortableKeyTile tile;
@@ -64,7 +67,8 @@ struct alignas(16) BackwardShared {
 };
 
 static_assert(sizeof(BackwardShared) + BackwardShape::kBytesK + BackwardShape::kBytesV +
-                      2 * (BackwardShape::kBytesQ + BackwardShape::kBytesDo + BackwardShape::kBytesS) ==
+                      2 * (BackwardShape::kBytesQ + BackwardShape::kBytesS) +
+                      Config::kStagesDo * BackwardShape::kBytesDo ==
                   Config::kSmem,
               "the host sizes shared memory the same way");
 
@@ -92,13 +96,15 @@ struct BackwardTile {
     smem_k = smem_address(smem) + sizeof(BackwardShared);
     smem_v = smem_k + Shape::kBytesK;
     smem_blocks = smem_v + Shape::kBytesV;
-    smem_p = smem_blocks + 2 * (Shape::kBytesQ + Shape::kBytesDo);
+    smem_p = smem_blocks + 2 * Shape::kBytesQ + Config::kStagesDo * Shape::kBytesDo;
     smem_ds = smem_p + Shape::kBytesS;
     turn = 0;
     if (thread == 0) {
       shared.tile = args.tiles[blockIdx.x / args.heads_kv];
       shared.kv_head = static_cast<int>(blockIdx.x) % args.heads_kv;
       for (int stage = 0; stage < 2; ++stage) barrier_init(landed(stage), Shape::kThreads);
+      barrier_init(landed_do(), Shape::kThreads);
+      barrier_init(read_do(), Config::kWarps);
       barrier_init(scored(), Config::kWarps);
       barrier_init(done(), Config::kWarps);
     }
@@ -106,11 +112,17 @@ struct BackwardTile {
   }
 
   __device__ u32 landed(int stage) const { return smem_address(&shared.landed[stage]); }
+  __device__ u32 landed_do() const { return smem_address(&shared.landed_do); }
+  __device__ u32 read_do() const { return smem_address(&shared.read_do); }
   __device__ u32 scored() const { return smem_address(&shared.scored); }
   __device__ u32 done() const { return smem_address(&shared.done); }
 
-  __device__ u32 smem_q(int stage) const { return smem_blocks + stage * (Shape::kBytesQ + Shape::kBytesDo); }
-  __device__ u32 smem_do(int stage) const { return smem_q(stage) + Shape::kBytesQ; }
+  __device__ u32 smem_q(int stage) const {
+    return smem_blocks + stage * (Shape::kBytesQ + (Config::kStagesDo == 2 ? Shape::kBytesDo : 0));
+  }
+  __device__ u32 smem_do(int stage) const {
+    return Config::kStagesDo == 2 ? smem_q(stage) + Shape::kBytesQ : smem_q(2);
+  }
 
   template <int kDim, int kPad, int kPitch>
   __device__ void load_keys(u32 smem, const Tensor& local, const Tensor& remote) const {
@@ -141,10 +153,19 @@ struct BackwardTile {
                  first + i * Copy::kStep >= begin && first + i * Copy::kStep < end);
   }
 
-  /// Q, dO, LSE and delta of rows [block, block + kM) of a head.
+  __device__ void load_dout(int stage, int head, int block) const {
+    load_block<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_do(stage), args.dout, head, block);
+  }
+
+  __device__ void load_single_dout(int head, int block) const {
+    load_dout(0, head, block);
+    arrive_loaded(landed_do());
+  }
+
+  /// Q, dO, LSE and delta of rows [block, block + kM) of a head; a single dO buffer is filled elsewhere.
   __device__ void load_rows(int stage, int head, int block) {
     load_block<Config::kDim, Shape::kDimPad, Shape::kPitchK>(smem_q(stage), args.q, head, block);
-    load_block<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_do(stage), args.dout, head, block);
+    if constexpr (Config::kStagesDo == 2) load_dout(stage, head, block);
 #pragma unroll
     for (int first = 0; first < 2 * kM; first += Shape::kThreads) {
       const int index = first + thread, i = index % kM, row = block + i;
@@ -155,11 +176,16 @@ struct BackwardTile {
       else
         cp_async_4(smem_address(&shared.delta[stage][i]), args.delta + head * args.rows + row, real);
     }
+    arrive_loaded(landed(stage));
+  }
+
+  /// Arrives once what the thread has loaded so far is there.
+  __device__ void arrive_loaded(u32 barrier) const {
     if constexpr (Config::kAligned) {
-      barrier_arrive_after_copies(landed(stage));
+      barrier_arrive_after_copies(barrier);
     } else {  // rows went through registers
       cp_async_wait_all();
-      barrier_arrive(landed(stage));
+      barrier_arrive(barrier);
     }
   }
 
@@ -237,6 +263,11 @@ struct BackwardTile {
               : "memory");
   }
 
+  __device__ void multiply_dp(float (&dp)[kKt][kHalfM / 8][4], int stage) const {
+    if constexpr (Config::kStagesDo == 1) barrier_wait(landed_do(), turn % 2);
+    multiply_transposed<Shape::kDimVPad, Shape::kPitchV>(dp, smem_v, smem_do(stage));
+  }
+
   /// P and dS of one block of rows, into shared memory; `claim` returns once P, dS and the other buffers are
   /// free.
   template <class Claim>
@@ -245,7 +276,7 @@ struct BackwardTile {
     constexpr bool kTogether = kKt * kHalfM <= 64;
     float s[kKt][kHalfM / 8][4], dp[kKt][kHalfM / 8][4];
     multiply_transposed<Shape::kDimPad, Shape::kPitchK>(s, smem_k, smem_q(stage));
-    if constexpr (kTogether) multiply_transposed<Shape::kDimVPad, Shape::kPitchV>(dp, smem_v, smem_do(stage));
+    if constexpr (kTogether) multiply_dp(dp, stage);
     const int l = formed_again(lane), w = formed_again(warp);
     const int first = w % 2 * kHalfM + l % 4 * 2;  // the thread's first row in the block
 #pragma unroll
@@ -263,7 +294,7 @@ struct BackwardTile {
     if constexpr (!kTogether) {
       claim();
       store_scores(smem_p, s);
-      multiply_transposed<Shape::kDimVPad, Shape::kPitchV>(dp, smem_v, smem_do(stage));
+      multiply_dp(dp, stage);
     }
 #pragma unroll
     for (int n = 0; n < kHalfM / 8; ++n) {
@@ -372,6 +403,7 @@ struct BackwardTile {
     load_keys<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_v, args.v, args.remote_v);
     int head = shared.kv_head * Config::kRatio, block = shared.tile.q_begin;
     load_rows(turn % 2, head, block);
+    if constexpr (Config::kStagesDo == 1) load_single_dout(head, block);
     find_rows(seg_begin, seg_end);
     __syncthreads();
 #pragma unroll 1
@@ -390,12 +422,22 @@ struct BackwardTile {
       arrive(scored());
       named_barrier(1 + warp / 2, 64);  // the strip's P and dS: all that dV and dK of its keys need
       accumulate<Shape::kDimVPad, Shape::kPitchV>(dv, smem_p, smem_do(stage));
-      float dq[kRt][Shape::kDqColumns / 8][4];
+      if constexpr (Config::kStagesDo == 1) arrive(read_do());
       accumulate<Shape::kDimPad, Shape::kPitchK>(dk, smem_ds, smem_q(stage));
-      barrier_wait(scored(), turn % 2);
-      multiply_dq(dq);
-      arrive(done());
-      store_dq(dq, head, block);
+      if constexpr (Config::kStagesDo == 1) {
+        barrier_wait(read_do(), turn % 2);
+        if (left > 1) load_single_dout(next_head, next_block);
+      }
+      // Asked in this order and afresh, or 256-wide heads spill.
+      if (args.dq_sum != nullptr || formed_again(shared.tile.whole)) {
+        float dq[kRt][Shape::kDqColumns / 8][4];
+        barrier_wait(scored(), turn % 2);
+        multiply_dq(dq);
+        arrive(done());
+        store_dq(dq, head, block);
+      } else {
+        arrive(done());
+      }
       head = next_head;
       block = next_block;
     }

@@ -10,39 +10,21 @@
 #include "portable_args.h"
 #include "portable_common.cuh"
 #include "portable_mma.cuh"
+#include "portable_row_tile.cuh"
 #include "portable_rows.cuh"
 
 namespace bdcp::kernel {
 
-struct ForwardShape {
-  static constexpr int kThreads = Config::kWarps * 32;
-  static constexpr int kMt = Config::kM / (16 * Config::kWarps);  // m16 tiles per warp
-  static constexpr int kDimPad = (Config::kDim + 15) / 16 * 16;
-  static constexpr int kDimVPad = (Config::kDimV + 15) / 16 * 16;
-  // Row pitch in elements: an odd number of 16-byte chunks, so that ldmatrix meets no bank conflict.
-  static constexpr int kPitchK = kDimPad + 8;
-  static constexpr int kPitchV = kDimVPad + 8;
+struct ForwardShape : RowShape {
   static constexpr int kPitchQ = kPitchK > kPitchV ? kPitchK : kPitchV;  // O is staged in Q's rows
-  static constexpr int kTokens = Config::kM / Config::kPack;
   static constexpr int kBytesQ = Config::kM * kPitchQ * 2;
-  static constexpr int kBytesK = Config::kN * kPitchK * 2;
-  static constexpr int kBytesV = Config::kN * kPitchV * 2;
-  static_assert(Config::kM == kMt * 16 * Config::kWarps && Config::kN % 16 == 0,
-                "tile does not split into mma shapes");
-  static_assert(kTokens >= 1, "kPack exceeds the row tile");
 };
 
-/// What a CTA keeps in shared memory rather than in registers of the main loop; Q and the K/V buffers follow.
-struct alignas(16) ForwardShared {
-  int2 visible[Config::kM];     // per row of the tile: the key positions [x, y) it may see
-  int2 needed[Config::kWarps];  // their union over a warp's rows
-  float sums[2 * ForwardShape::kMt][ForwardShape::kThreads];  // running sums of P, see kTight
+/// Q and the K/V buffers follow.
+struct ForwardShared : RowShared {
+  float sums[2 * RowShape::kMt][RowShape::kThreads];  // running sums of P, see kTight
   unsigned long long landed[2];  // mbarriers, see kSplit: a buffer's keys (with the first, Q too) have arrived
   unsigned long long done;       // all warps are done with a block
-  PortableTile tile;
-  int2 loaded;     // key positions [x, y) that are read; others arrive as zeros
-  int head_begin;  // first q head
-  int only;        // the one document of this pass; negative: all of the tile's
 };
 
 static_assert(sizeof(ForwardShared) + ForwardShape::kBytesQ +
@@ -51,7 +33,7 @@ static_assert(sizeof(ForwardShared) + ForwardShape::kBytesQ +
               "the host sizes shared memory the same way");
 
 /// State of one CTA while it walks K/V blocks.
-struct ForwardTile {
+struct ForwardTile : RowTile<PortableForwardArgs> {
   using Shape = ForwardShape;
   static constexpr int kMt = Shape::kMt, kN = Config::kN;
   static constexpr int kAhead = 2;  // B fragments in flight
@@ -63,13 +45,10 @@ struct ForwardTile {
   // of two CTAs each fills the other's gaps, and a plain barrier costs less.
   static constexpr bool kSplit = Config::kCtas == 1;
 
-  const PortableForwardArgs& args;
   float out[kMt][Shape::kDimVPad / 8][4];
   float row_max[kMt][2], sum_registers[kMt][2];
 
-  // Shared addresses and the thread's place are formed where they are needed: kept, they would cost registers
-  // of the main loop.
-  __device__ static ForwardShared& shared() { return *reinterpret_cast<ForwardShared*>(dynamic_shared()); }
+  __device__ static ForwardShared& shared() { return static_cast<ForwardShared&>(RowTile::shared()); }
   __device__ static u32 smem_q() { return smem_address(dynamic_shared()) + sizeof(ForwardShared); }
   __device__ static u32 smem_k(int stage) {
     return smem_q() + Shape::kBytesQ + stage * (Shape::kBytesK + Shape::kBytesV);
@@ -77,17 +56,8 @@ struct ForwardTile {
   __device__ static u32 smem_v(int stage) { return smem_k(stage) + Shape::kBytesK; }
   __device__ static u32 landed(int stage) { return smem_address(&shared().landed[stage]); }
   __device__ static u32 done() { return smem_address(&shared().done); }
-  __device__ static int thread() { return formed_again(threadIdx.x); }
-  __device__ static int lane() { return thread() % 32; }
-  __device__ static int warp() { return thread() / 32; }
 
-  __device__ explicit ForwardTile(const PortableForwardArgs& a) : args(a) {
-    if (threadIdx.x == 0) {
-      shared().tile = args.tiles[blockIdx.x / args.head_groups];
-      shared().head_begin = static_cast<int>(blockIdx.x) % args.head_groups * Config::kPack;
-    }
-    __syncthreads();
-  }
+  __device__ explicit ForwardTile(const PortableForwardArgs& a) : RowTile(a) {}
 
   /// For one walk over the tile's blocks.
   __device__ static void init_barriers() {
@@ -105,52 +75,7 @@ struct ForwardTile {
     return sum_registers[mt][half];
   }
 
-  __device__ int row_of(int mt, int half) const { return (warp() * kMt + mt) * 16 + lane() / 4 + half * 8; }
-  __device__ int token_of(int row) const { return shared().tile.q_begin + row / Config::kPack; }
-  __device__ bool is_real(int row) const {
-    return row < Shape::kTokens * Config::kPack && token_of(row) < shared().tile.q_end;
-  }
-
-  __device__ void load_q() const {
-    using Copy = RowCopy<Shape::kThreads, Config::kDim, Shape::kDimPad, Shape::kPitchQ>;
-    const int t = thread();
-    const u16* base =
-        static_cast<const u16*>(args.q.data) + shared().head_begin * args.q.head_stride + Copy::chunk(t) * 8;
-#pragma unroll 2
-    for (int row = Copy::row(t); row < Config::kM; row += Copy::kStep)
-      Copy::copy(smem_q(), row, Copy::chunk(t),
-                 base + token_of(row) * args.q.row_stride + row % Config::kPack * args.q.head_stride,
-                 is_real(row));
-  }
-
-  /// Key positions [block, block + kN) of K or V; zeros outside `loaded`. Positions below remote_len lie in the
-  /// remote rows.
-  template <int kDim, int kPad, int kPitch>
-  __device__ void load_keys(u32 smem, const Tensor& local, const Tensor& remote, int block) const {
-    using Copy = RowCopy<Shape::kThreads, kDim, kPad, kPitch>;
-    static_assert(kN % Copy::kStep == 0, "threads do not cover the block evenly");
-    const int head = shared().head_begin / Config::kRatio, t = thread();
-    const int chunk = Copy::chunk(t), first = block + Copy::row(t);
-    const int begin = shared().loaded.x, end = shared().loaded.y;
-    const u16* near = static_cast<const u16*>(local.data) + head * local.head_stride + chunk * 8;
-    const u16* far = static_cast<const u16*>(remote.data) + head * remote.head_stride + chunk * 8;
-    if (block >= args.remote_len) {
-      const u16* source = near + (first - args.remote_len) * local.row_stride;
-      const i64 step = Copy::kStep * local.row_stride;
-#pragma unroll
-      for (int i = 0; i < kN / Copy::kStep; ++i, source += step)
-        Copy::copy(smem, Copy::row(t) + i * Copy::kStep, chunk, source,
-                   first + i * Copy::kStep >= begin && first + i * Copy::kStep < end);
-    } else {
-#pragma unroll 1
-      for (int i = 0; i < kN / Copy::kStep; ++i) {
-        const int position = first + i * Copy::kStep;
-        const u16* source = position < args.remote_len ? far + position * remote.row_stride
-                                                       : near + (position - args.remote_len) * local.row_stride;
-        Copy::copy(smem, Copy::row(t) + i * Copy::kStep, chunk, source, position >= begin && position < end);
-      }
-    }
-  }
+  __device__ void load_q() const { load_rows<Config::kDim, Shape::kDimPad, Shape::kPitchQ>(smem_q(), args.q); }
   __device__ void load_k(int stage, int block) const {
     load_keys<Config::kDim, Shape::kDimPad, Shape::kPitchK>(smem_k(stage), args.k, args.remote_k, block);
   }
@@ -162,38 +87,6 @@ struct ForwardTile {
     load_v(stage, block);
     if constexpr (kSplit && Config::kAligned) barrier_arrive_after_copies(landed(stage));
     if constexpr (kSplit && !Config::kAligned) barrier_arrive(landed(stage));  // rows went through registers
-  }
-
-  /// Visible keys of each row, from segments [seg_begin, seg_end); rows of none of them see nothing. Warps fill
-  /// their own.
-  __device__ void find_visible(int seg_begin, int seg_end) {
-    const int lane = ForwardTile::lane(), warp = ForwardTile::warp();
-    int warp_first = 0x7fffffff, warp_end = 0;
-#pragma unroll 1
-    for (int row = warp * kMt * 16 + lane; row < (warp + 1) * kMt * 16; row += 32) {
-      const int token = token_of(row);
-      int2 keys = make_int2(0, 0);
-      for (int s = seg_begin; s < seg_end; ++s) {
-        const Segment segment = args.segments[s];
-        // Bottom-right aligned: the segment's last row sees all of its keys.
-        const int end = segment.k_end - (segment.q_end - 1 - token);
-        if (is_real(row) && token >= segment.q_begin && token < segment.q_end && end > segment.k_begin)
-          keys = make_int2(segment.k_begin, end);
-      }
-      shared().visible[row] = keys;
-      if (keys.y > keys.x) {
-        warp_first = min(warp_first, keys.x);
-        warp_end = max(warp_end, keys.y);
-      }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-      warp_first = min(warp_first, __shfl_xor_sync(0xffffffffu, warp_first, offset));
-      warp_end = max(warp_end, __shfl_xor_sync(0xffffffffu, warp_end, offset));
-    }
-    if (lane == 0) shared().needed[warp] = make_int2(warp_first, warp_end);
-    __syncwarp();
   }
 
   __device__ void multiply_qk(float (&s)[kMt][kN / 8][4], u32 keys) const {
@@ -405,31 +298,7 @@ struct ForwardTile {
           args.lse[(shared().head_begin + row % Config::kPack) * args.lse_stride + token] = lse;
         }
       }
-    __syncwarp();
-    constexpr int kChunks = (Config::kDimV + 7) / 8, kWarpRows = kMt * 16;
-    u16* base = static_cast<u16*>(args.out.data);
-    for (int index = lane; index < kWarpRows * kChunks; index += 32) {
-      const int row = warp * kWarpRows + index / kChunks, chunk = index % kChunks;
-      const int token = token_of(row);
-      if (!is_real(row) || token < token_begin || token >= token_end) continue;
-      u16* target = base + token * args.out.row_stride +
-                    (shared().head_begin + row % Config::kPack) * args.out.head_stride + chunk * 8;
-      u32 word[4];
-      asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];\n"
-                   : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                   : "r"(smem_q() + (row * Shape::kPitchQ + chunk * 8) * 2)
-                   : "memory");
-      if constexpr (Config::kAligned) {
-        *reinterpret_cast<uint4*>(target) = make_uint4(word[0], word[1], word[2], word[3]);
-      } else {
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          target[2 * w] = static_cast<u16>(word[w]);
-          target[2 * w + 1] = static_cast<u16>(word[w] >> 16);
-        }
-      }
-    }
-    __syncwarp();
+    write_rows<Config::kDimV, Shape::kPitchQ>(smem_q(), args.out, token_begin, token_end);
   }
 };
 

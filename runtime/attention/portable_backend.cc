@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <limits>
 #include <numbers>
 
 #include "attention/backend.h"
@@ -21,12 +22,14 @@ namespace bdcp::attention {
 namespace {
 
 using kernel::PortableBackwardArgs;
+using kernel::PortableDqArgs;
 using kernel::PortableForwardArgs;
 
 constexpr int kMinDim = 8, kMaxDim = 256;
 constexpr unsigned kRowThreads = 256;
 
-enum Kernel { kForward, kDelta, kBackward, kRound, kKernels };
+/// kFinishDq: rounding of dQ's sums, or with `deterministic` dQ by query tiles.
+enum Kernel { kForward, kDelta, kBackward, kFinishDq, kKernels };
 
 bool short_documents(const plan::RankPlan& plan) {
   const plan::LayoutClass kind = plan::classify(plan);
@@ -38,7 +41,8 @@ std::array<jit::KernelSpec, kKernels> make_specs(const CallShape& shape, const s
   return {portable_forward_spec(shape, arch, short_docs, aligned),
           portable_rows_spec("portable_backward_delta", shape, arch, aligned),
           portable_backward_spec(shape, arch, options, aligned),
-          portable_rows_spec("portable_backward_round", shape, arch, aligned)};
+          options.deterministic ? portable_dq_spec(shape, arch, aligned)
+                                : portable_rows_spec("portable_backward_round", shape, arch, aligned)};
 }
 
 int kernels_of(const CallShape& shape) { return shape.backward ? kKernels : kForward + 1; }
@@ -81,22 +85,20 @@ class PortableAttention final : public PreparedAttention {
     forward_ = portable_forward_config(shape, arch, short_docs);
     backward_ = portable_backward_config(shape, arch);
     segments_ = DeviceList<kernel::Segment>(*context.tables, to_kernel_segments(plan));
-    const plan::TileSchedule schedule = plan::make_tile_schedule(
+    const auto tiles = make_query_tiles(
         plan, {.rows = forward_.tokens(), .keys = forward_.keys, .share_short = !options.batch_invariant});
-    std::vector<kernel::PortableTile> tiles(schedule.tiles.size());
-    for (std::size_t i = 0; i < tiles.size(); ++i) {
-      const plan::Tile& t = schedule.tiles[i];
-      const bool one = t.seg_end - t.seg_begin == 1;  // shared tiles mask every block
-      tiles[i] = {
-          t.q_begin,           t.q_end, t.k_begin, t.k_end, t.seg_begin, t.seg_end, one ? t.full_begin : 0,
-          one ? t.full_end : 0};
-    }
-    tiles_ = DeviceList<kernel::PortableTile>(*context.tables, tiles,
-                                              static_cast<std::size_t>(schedule.local_tiles));
+    tiles_ = DeviceList<kernel::PortableTile>(*context.tables, tiles.items, tiles.local_count);
     if (!shape.backward) return;
     const auto key_tiles = make_key_tiles(plan, backward_.keys, !options.batch_invariant);
     key_tiles_ = DeviceList<kernel::PortableKeyTile>(*context.tables, key_tiles.items, key_tiles.local_count);
-    const auto chunks = make_row_chunks(plan, backward_.keys);
+    if (options.deterministic) {
+      dq_ = portable_dq_config(shape, arch);
+      const auto dq_tiles = make_dq_tiles(plan, {.rows = dq_.tokens(), .keys = dq_.keys}, backward_.keys);
+      dq_tiles_ = DeviceList<kernel::PortableTile>(*context.tables, dq_tiles.items, dq_tiles.local_count);
+    }
+    // No dQ is summed in memory then.
+    const int summed_beyond = options.deterministic ? std::numeric_limits<int>::max() : backward_.keys;
+    const auto chunks = make_row_chunks(plan, summed_beyond);
     row_chunks_ = DeviceList<kernel::PortableRows>(*context.tables, chunks.items, chunks.local_count);
     for (const kernel::PortableRows& chunk : chunks.items) sums_ |= chunk.kind == kernel::kRowsSummed;
   }
@@ -151,7 +153,8 @@ class PortableAttention final : public PreparedAttention {
     args.lse = call.lse.data;
     args.lse_stride = call.lse.head_stride;
     args.delta = static_cast<float*>(call.workspace.data);
-    args.dq_sum = reinterpret_cast<float*>(static_cast<std::byte*>(call.workspace.data) + delta_bytes());
+    if (sums_)
+      args.dq_sum = reinterpret_cast<float*>(static_cast<std::byte*>(call.workspace.data) + delta_bytes());
     args.rows = plan_.rows;
     args.dk = {to_kernel(call.dk), to_kernel(call.shared_dk), to_kernel(call.remote_dk)};
     args.dv = {to_kernel(call.dv), to_kernel(call.shared_dv), to_kernel(call.remote_dv)};
@@ -169,7 +172,10 @@ class PortableAttention final : public PreparedAttention {
     launch(kDelta, aligned, chunks, kRowThreads, &args, stream);
     launch(kBackward, aligned, key_tiles_.size(part) * static_cast<std::size_t>(shape_.heads_kv),
            static_cast<unsigned>(backward_.warps * 32), &args, stream);
-    if (sums_) launch(kRound, aligned, chunks, kRowThreads, &args, stream);
+    if (options_.deterministic)
+      launch_dq(args, aligned, part, stream);
+    else if (sums_)
+      launch(kFinishDq, aligned, chunks, kRowThreads, &args, stream);
   }
 
   std::vector<KernelInfo> kernels() const override {
@@ -184,6 +190,29 @@ class PortableAttention final : public PreparedAttention {
     segments.reserve(plan.segments.size());
     for (const plan::Segment& s : plan.segments) segments.push_back({s.q_begin, s.q_end, s.k_begin, s.k_end});
     return segments;
+  }
+
+  void launch_dq(const PortableBackwardArgs& of, bool aligned, Part part, Stream stream) const {
+    PortableDqArgs args{};
+    args.q = of.q;
+    args.k = of.k;
+    args.v = of.v;
+    args.remote_k = of.remote_k;
+    args.remote_v = of.remote_v;
+    args.dout = of.dout;
+    args.dq = of.dq;
+    args.lse = of.lse;
+    args.lse_stride = of.lse_stride;
+    args.delta = of.delta;
+    args.rows = of.rows;
+    args.tiles = dq_tiles_.part(part);
+    args.segments = of.segments;
+    args.remote_len = of.remote_len;
+    args.head_groups = shape_.heads_q / dq_.pack;
+    args.scale = of.scale;
+    args.scale_log2 = of.scale_log2;
+    launch(kFinishDq, aligned, dq_tiles_.size(part) * static_cast<std::size_t>(args.head_groups),
+           static_cast<unsigned>(dq_.warps * 32), &args, stream);
   }
 
   std::size_t delta_bytes() const {
@@ -231,8 +260,9 @@ class PortableAttention final : public PreparedAttention {
       kernels_;  // those for tensors that are not aligned, then those that are
   PortableForwardConfig forward_;
   PortableBackwardConfig backward_;
+  PortableDqConfig dq_;
   DeviceList<kernel::Segment> segments_;
-  DeviceList<kernel::PortableTile> tiles_;
+  DeviceList<kernel::PortableTile> tiles_, dq_tiles_;
   DeviceList<kernel::PortableKeyTile> key_tiles_;
   DeviceList<kernel::PortableRows> row_chunks_;
   bool sums_ = false;  // some rows' dQ is summed over several key tiles
@@ -243,20 +273,20 @@ class PortableBackend final : public Backend {
  public:
   BackendKind kind() const override { return BackendKind::portable; }
 
-  plan::Verdict can(const CallShape& shape, const Target& target, const Options& options) const override {
+  plan::Verdict can(const CallShape& shape, const Target& target, const Options&) const override {
     if (target.host())
       return {false, "needs_cuda", "the portable backend is a CUDA kernel; the call runs on the host"};
     if (target.facts->cc_major < 8)
       return {false, "arch",
               fmt::format("CUDA device {} is {}, the portable backend needs sm_80 or newer",
                           target.facts->ordinal, target.facts->arch)};
-    return check_limits(shape, target.facts->arch, options);
+    return check_limits(shape);
   }
 
   std::vector<jit::KernelSpec> required_kernels(const CallShape& shape, const std::string& arch, bool,
                                                 const Options& options) const override {
     std::vector<jit::KernelSpec> specs;
-    if (!check_limits(shape, arch, options).ok) return specs;
+    if (!check_limits(shape).ok) return specs;
     for (const bool short_docs : {false, true})
       for (const bool aligned : {true, false}) {
         if (short_docs && options.batch_invariant) continue;
@@ -277,7 +307,7 @@ class PortableBackend final : public Backend {
   }
 
  private:
-  static plan::Verdict check_limits(const CallShape& shape, const std::string& arch, const Options& options) {
+  static plan::Verdict check_limits(const CallShape& shape) {
     if (plan::Verdict verdict = check_shape(shape); !verdict.ok) return verdict;
     if (shape.dtype == DType::f32)
       return {false, "dtype", "dtype is f32; the portable backend takes f16 and bf16"};
@@ -290,17 +320,7 @@ class PortableBackend final : public Backend {
     if (shape.dropout_p > 0)
       return {false, "dropout",
               fmt::format("dropout_p is {}; the portable backend has no dropout", shape.dropout_p)};
-    if (options.deterministic && shape.backward)
-      return {false, "deterministic",
-              "attention.deterministic is true; dQ of the portable backend is summed in no fixed order"};
-    const int need =
-        std::max(portable_forward_smem(shape, portable_forward_config(shape, arch, false)),
-                 shape.backward ? portable_backward_smem(shape, portable_backward_config(shape, arch)) : 0);
-    if (need > shared_memory_limit(arch))
-      return {false, "shared_memory",
-              fmt::format("head_dim {} and head_dim_v {} need {} bytes of shared memory, {} has {}",
-                          shape.head_dim, shape.dim_v(), need, arch, shared_memory_limit(arch))};
-    return {};
+    return {};  // tile shapes exist for every head dim and arch; see portable_config.h
   }
 
   mutable KernelMemo kernels_;

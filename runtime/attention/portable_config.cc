@@ -28,6 +28,10 @@ jit::KernelSpec base_spec(const char* kernel, const CallShape& shape, const std:
   return spec;
 }
 
+/// What a tile of query rows needs: visible keys per row and needed keys per warp (8 bytes each), the tile
+/// (32), what is loaded (8), the head and the document of a pass (8).
+int row_tile_smem(int rows, int warps) { return round_up((rows + warps) * 8 + 32 + 8 + 8, 16); }
+
 }  // namespace
 
 int shared_memory_limit(const std::string& arch) {
@@ -38,18 +42,23 @@ int shared_memory_limit(const std::string& arch) {
 
 int portable_forward_smem(const CallShape& shape, const PortableForwardConfig& c) {
   const int dim = round_up(shape.head_dim, 16), dim_v = round_up(shape.dim_v(), 16);
-  // Visible keys per row and needed keys per warp (8 bytes each), sums (16 per row), three barriers (8
-  // each), the tile (32), what is loaded (8), the head and the document of a pass (8).
-  const int head = round_up((c.rows + c.warps) * 8 + c.rows * 16 + 24 + 32 + 8 + 8, 16);
+  const int head = row_tile_smem(c.rows, c.warps) + round_up(c.rows * 16 + 24, 16);  // sums, three barriers
   return head + c.rows * (std::max(dim, dim_v) + 8) * 2 + 2 * c.keys * (dim + 8 + dim_v + 8) * 2;
 }
 
 int portable_backward_smem(const CallShape& shape, const PortableBackwardConfig& c) {
   const int dim = round_up(shape.head_dim, 16 * c.warps / 2), dim_v = round_up(shape.dim_v(), 32);
-  // Rows per key (16), LSE and delta of two blocks (16 per row), four barriers (8 each), the tile (36), rows
-  // and keys loaded (16), the head (4).
-  const int head = round_up(round_up(c.keys * 16 + c.rows * 16 + 32 + 36, 8) + 16 + 4, 16);
-  return head + (c.keys + 2 * c.rows) * (dim + 8 + dim_v + 8) * 2 + 2 * c.keys * (c.rows + 8) * 2;
+  // Rows per key (16), LSE and delta of two blocks (16 per row), six barriers (8 each), the tile (36), rows and
+  // keys loaded (16), the head (4).
+  const int head = round_up(round_up(c.keys * 16 + c.rows * 16 + 48 + 36, 8) + 16 + 4, 16);
+  return head + (c.keys + 2 * c.rows) * (dim + 8) * 2 + (c.keys + c.dout_stages * c.rows) * (dim_v + 8) * 2 +
+         2 * c.keys * (c.rows + 8) * 2;
+}
+
+int portable_dq_smem(const CallShape& shape, const PortableDqConfig& c) {
+  const int dim = round_up(shape.head_dim, 16), dim_v = round_up(shape.dim_v(), 16);
+  const int head = row_tile_smem(c.rows, c.warps) + c.rows * 8;  // LSE and delta
+  return head + (c.rows + 2 * c.keys) * (dim + 8) * 2 + (c.rows + c.v_stages * c.keys) * (dim_v + 8) * 2;
 }
 
 PortableForwardConfig portable_forward_config(const CallShape& shape, const std::string& arch,
@@ -79,9 +88,28 @@ PortableBackwardConfig portable_backward_config(const CallShape& shape, const st
   else if (wide <= 128)
     candidates = {{{64, 128, 8}, {32, 128, 8}, {32, 64, 8}, {32, 32, 4}}};
   else
-    candidates = {{{64, 64, 8}, {32, 64, 8}, {32, 32, 4}}};
+    candidates = {{{64, 64, 8}, {32, 64, 8}, {32, 32, 4}, {32, 32, 4, 1}}};
   for (const PortableBackwardConfig& c : candidates)
     if (portable_backward_smem(shape, c) <= limit) return c;
+  return candidates[0];
+}
+
+PortableDqConfig portable_dq_config(const CallShape& shape, const std::string& arch) {
+  const int wide = std::max(shape.head_dim, shape.dim_v()), pack = pack_of(shape),
+            limit = shared_memory_limit(arch);
+  // 32 rows per warp halve what is read of K and V, where accumulators and scores of 32 keys fit the registers.
+  std::array<PortableDqConfig, 5> candidates{};
+  if (wide <= 64)
+    candidates = {{{pack, 128, 64, 4, 2}, {pack, 128, 32, 4, 1}}};
+  else if (wide <= 128)
+    candidates = {{{pack, 128, 32, 4, 2}, {pack, 128, 64, 8, 1}, {pack, 128, 32, 8, 1, 1}}};
+  else if (wide <= 192)
+    candidates = {
+        {{pack, 128, 64, 8, 1}, {pack, 128, 32, 8, 1}, {pack, 64, 32, 4, 1}, {pack, 64, 32, 4, 1, 1}}};
+  else
+    candidates = {{{pack, 128, 32, 8, 1}, {pack, 64, 32, 4, 1}, {pack, 64, 16, 4, 1, 1}}};
+  for (const PortableDqConfig& c : candidates)
+    if (portable_dq_smem(shape, c) * c.ctas <= limit) return c;
   return candidates[0];
 }
 
@@ -109,8 +137,24 @@ jit::KernelSpec portable_backward_spec(const CallShape& shape, const std::string
       .add("kN", c.keys)
       .add("kWarps", c.warps)
       .add("kCtas", 1)
+      .add("kStagesDo", c.dout_stages)
       .add_flag("kPayloadF32", options.payload_f32);
   spec.dynamic_smem = portable_backward_smem(shape, c);
+  spec.add("kSmem", spec.dynamic_smem);
+  return spec;
+}
+
+jit::KernelSpec portable_dq_spec(const CallShape& shape, const std::string& arch, bool aligned) {
+  const PortableDqConfig c = portable_dq_config(shape, arch);
+  jit::KernelSpec spec = base_spec("portable_backward_dq", shape, arch, aligned);
+  spec.add("kPack", c.pack)
+      .add("kRatio", shape.heads_q / shape.heads_kv)
+      .add("kM", c.rows)
+      .add("kN", c.keys)
+      .add("kWarps", c.warps)
+      .add("kCtas", c.ctas)
+      .add("kStagesV", c.v_stages);
+  spec.dynamic_smem = portable_dq_smem(shape, c);
   spec.add("kSmem", spec.dynamic_smem);
   return spec;
 }

@@ -9,6 +9,7 @@ namespace {
 
 using kernel::PortableKeyTile;
 using kernel::PortableRows;
+using kernel::PortableTile;
 using plan::RankPlan;
 using plan::Segment;
 
@@ -58,7 +59,34 @@ void append_whole(std::vector<PortableKeyTile>& tiles, const RankPlan& plan, int
   tiles.push_back(tile);
 }
 
+/// `shortest`: segments with fewer keys are left out.
+PartList<PortableTile> query_tiles(const RankPlan& plan, const plan::TileOptions& options, int shortest) {
+  const plan::TileSchedule schedule = plan::make_tile_schedule(plan, options);
+  PartList<PortableTile> list;
+  for (std::size_t i = 0; i < schedule.tiles.size(); ++i) {
+    const plan::Tile& t = schedule.tiles[i];
+    if (shortest > 0 &&
+        (t.seg_begin == t.seg_end || plan.segments[static_cast<std::size_t>(t.seg_begin)].keys() < shortest))
+      continue;
+    const bool one = t.seg_end - t.seg_begin == 1;  // shared tiles mask every block
+    list.items.push_back({t.q_begin, t.q_end, t.k_begin, t.k_end, t.seg_begin, t.seg_end,
+                          one ? t.full_begin : 0, one ? t.full_end : 0});
+    if (i < static_cast<std::size_t>(schedule.local_tiles)) list.local_count = list.items.size();
+  }
+  return list;
+}
+
 }  // namespace
+
+PartList<PortableTile> make_query_tiles(const RankPlan& plan, const plan::TileOptions& options) {
+  return query_tiles(plan, options, 0);
+}
+
+PartList<PortableTile> make_dq_tiles(const RankPlan& plan, const plan::TileOptions& options, int keys) {
+  plan::TileOptions alone = options;
+  alone.share_short = false;
+  return query_tiles(plan, alone, keys + 1);
+}
 
 PartList<PortableKeyTile> make_key_tiles(const RankPlan& plan, int keys, bool share) {
   PartList<PortableKeyTile> list;

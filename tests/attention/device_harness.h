@@ -83,6 +83,29 @@ class Mirror {
   std::vector<Copy> copies_;
 };
 
+/// The same calls on device copies.
+inline attention::ForwardCall on_device(const attention::ForwardCall& host, Mirror& mirror,
+                                        std::size_t workspace) {
+  attention::ForwardCall call = host;
+  for (ConstTensorView* x : {&call.q, &call.k, &call.v, &call.remote_k, &call.remote_v}) *x = mirror.tensor(*x);
+  call.out = mirror.tensor(call.out);
+  call.lse = mirror.lse(call.lse);
+  call.workspace = mirror.workspace(workspace);
+  return call;
+}
+inline attention::BackwardCall on_device(const attention::BackwardCall& host, Mirror& mirror,
+                                         std::size_t workspace) {
+  attention::BackwardCall call = host;
+  for (ConstTensorView* x : {&call.q, &call.k, &call.v, &call.remote_k, &call.remote_v, &call.out, &call.dout})
+    *x = mirror.tensor(*x);
+  call.lse = mirror.lse(call.lse);
+  for (TensorView* x :
+       {&call.dq, &call.dk, &call.dv, &call.shared_dk, &call.shared_dv, &call.remote_dk, &call.remote_dv})
+    *x = mirror.tensor(*x);
+  call.workspace = mirror.workspace(workspace);
+  return call;
+}
+
 // A prepared CUDA backend that takes host tensors.
 class OnDevice final : public attention::PreparedAttention {
  public:
@@ -91,27 +114,12 @@ class OnDevice final : public attention::PreparedAttention {
       : prepared_(std::move(prepared)), device_(std::move(device)), offset_(offset) {}
   void forward(const attention::ForwardCall& host, Part part, Stream) const override {
     Mirror mirror(device_, offset_);
-    attention::ForwardCall call = host;
-    for (ConstTensorView* x : {&call.q, &call.k, &call.v, &call.remote_k, &call.remote_v})
-      *x = mirror.tensor(*x);
-    call.out = mirror.tensor(call.out);
-    call.lse = mirror.lse(call.lse);
-    call.workspace = mirror.workspace(prepared_->forward_workspace());
-    prepared_->forward(call, part, stream());
+    prepared_->forward(on_device(host, mirror, prepared_->forward_workspace()), part, stream());
     mirror.download();
   }
   void backward(const attention::BackwardCall& host, Part part, Stream) const override {
     Mirror mirror(device_, offset_);
-    attention::BackwardCall call = host;
-    for (ConstTensorView* x :
-         {&call.q, &call.k, &call.v, &call.remote_k, &call.remote_v, &call.out, &call.dout})
-      *x = mirror.tensor(*x);
-    call.lse = mirror.lse(call.lse);
-    for (TensorView* x :
-         {&call.dq, &call.dk, &call.dv, &call.shared_dk, &call.shared_dv, &call.remote_dk, &call.remote_dv})
-      *x = mirror.tensor(*x);
-    call.workspace = mirror.workspace(prepared_->backward_workspace());
-    prepared_->backward(call, part, stream());
+    prepared_->backward(on_device(host, mirror, prepared_->backward_workspace()), part, stream());
     mirror.download();
   }
 

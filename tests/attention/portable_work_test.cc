@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "attention/harness.h"
+#include "attention/portable_config.h"
 #include "plan/tile_schedule.h"
 #include "support/layouts.h"
 
@@ -152,6 +153,26 @@ void expect_work(const RankPlan& plan, int turn) {
                        {.rows = tokens[turn % 6], .keys = blocks[turn % 4], .share_short = turn % 3 != 0});
 }
 
+// Rows of segments with more than `keys` keys are in exactly one dQ tile, other rows in none; nothing is
+// shared.
+void expect_dq_tiles(const plan::RankPlan& plan, int keys) {
+  const plan::TileOptions options{.rows = 16, .keys = 32};
+  const auto tiles = attention::make_dq_tiles(plan, options, keys);
+  std::vector<int> seen(static_cast<std::size_t>(plan.rows)), expected(seen.size());
+  for (const plan::Segment& s : plan.segments)
+    if (s.keys() > keys) std::fill(expected.begin() + s.q_begin, expected.begin() + s.q_end, 1);
+  for (std::size_t i = 0; i < tiles.items.size(); ++i) {
+    const auto& t = tiles.items[i];
+    ASSERT_EQ(t.seg_end - t.seg_begin, 1);
+    EXPECT_EQ(i >= tiles.local_count, t.k_end > t.k_begin && t.k_begin < plan.remote_len);
+    EXPECT_LE(t.q_end - t.q_begin, options.rows);
+    for (int r = t.q_begin; r < t.q_end; ++r) ++seen[static_cast<std::size_t>(r)];
+  }
+  EXPECT_EQ(seen, expected);
+  EXPECT_EQ(attention::make_query_tiles(plan, options).items.size(),
+            plan::make_tile_schedule(plan, options).tiles.size());
+}
+
 TEST(PortableWork, SquareLayoutsOfAnyWorld) {
   RandomLayouts random(11);
   for (int i = 0; i < 120; ++i) {
@@ -160,8 +181,7 @@ TEST(PortableWork, SquareLayoutsOfAnyWorld) {
     const DocLayout layout = one.layout();
     const plan::GlobalPlan global = plan::make_global_plan(layout);
     for (int rank = 0; rank < one.world; ++rank)
-      expect_work(plan::make_rank_plan(layout, global, rank), i + rank);
-    if (HasFailure()) return;
+      if (HasFailure()) return;
   }
 }
 
@@ -170,7 +190,9 @@ TEST(PortableWork, RectangularLayouts) {
   for (int i = 0; i < 80; ++i) {
     const DocLayout layout = random.next_rectangular(8, i % 2 ? 150 : 20).layout();
     SCOPED_TRACE(testing::Message() << "turn " << i);
-    expect_work(plan::make_rank_plan(layout, plan::make_global_plan(layout), 0), i);
+    const RankPlan plan = plan::make_rank_plan(layout, plan::make_global_plan(layout), 0);
+    expect_work(plan, i);
+    expect_dq_tiles(plan, i % 2 ? 64 : 16);
     if (HasFailure()) return;
   }
 }
@@ -182,6 +204,23 @@ TEST(PortableWork, TrickyLayouts) {
       expect_work(single_rank_plan(layout), turn);
       if (HasFailure()) return;
     }
+}
+
+TEST(PortableConfig, EveryHeadDimFitsEveryArch) {
+  using namespace attention;
+  for (const char* arch : {"sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_100a", "sm_120"})
+    for (int dim = 8; dim <= 256; dim += 8)
+      for (int dim_v = 8; dim_v <= 256; dim_v += 8) {
+        const CallShape shape = make_shape(8, 2, dim, DType::bf16, dim_v);
+        const int limit = shared_memory_limit(arch);
+        for (const bool short_documents : {false, true})
+          ASSERT_LE(portable_forward_smem(shape, portable_forward_config(shape, arch, short_documents)), limit)
+              << arch << " " << dim << " " << dim_v;
+        ASSERT_LE(portable_backward_smem(shape, portable_backward_config(shape, arch)), limit)
+            << arch << " " << dim << " " << dim_v;
+        const PortableDqConfig dq = portable_dq_config(shape, arch);
+        ASSERT_LE(portable_dq_smem(shape, dq) * dq.ctas, limit) << arch << " " << dim << " " << dim_v;
+      }
 }
 
 }  // namespace
