@@ -146,13 +146,19 @@ class GpuFixture : public ::testing::Test {
     why = cache_->why_no_compiler();
     if (!why.empty()) GTEST_SKIP() << "no NVRTC: " << why;
   }
-  std::shared_ptr<const attention::PreparedAttention> prepare(const CallShape& shape,
-                                                              const plan::RankPlan& plan,
-                                                              const attention::Options& options = {}) {
+  /// For calls with device tensors.
+  std::shared_ptr<const attention::PreparedAttention> prepare_on_device(
+      const CallShape& shape, const plan::RankPlan& plan, const attention::Options& options = {}) {
     const auto tables = pool_->make_tables();
     auto prepared = backend_->prepare(shape, plan, options, {device_, cache_.get(), {}, tables});
     tables->upload();
-    return std::make_shared<OnDevice>(std::move(prepared), device_, offset_);
+    return prepared;
+  }
+  /// For calls with host tensors.
+  std::shared_ptr<const attention::PreparedAttention> prepare(const CallShape& shape,
+                                                              const plan::RankPlan& plan,
+                                                              const attention::Options& options = {}) {
+    return std::make_shared<OnDevice>(prepare_on_device(shape, plan, options), device_, offset_);
   }
   /// Why the backend does not take a call, or empty.
   std::string refuses(const CallShape& shape, const attention::Options& options = {}) const {

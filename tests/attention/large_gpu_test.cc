@@ -25,10 +25,6 @@ class LargeGpu : public BackendGpu {
     prepared.backward(backward, Part::local, stream());
     device_->synchronize(nullptr);
   }
-  std::shared_ptr<const attention::PreparedAttention> on_device(const CallShape& shape,
-                                                                const plan::RankPlan& plan) {
-    return backend_->prepare(shape, plan, {}, {device_, cache_.get(), {}});
-  }
 };
 
 // The same documents over and over: what lies past 2^31 elements must equal what lies at the front.
@@ -46,7 +42,7 @@ TEST_P(LargeGpu, RowsPastTwoToTheThirtyOneElements) {
   const Data data = make_data(part);
   std::vector<std::int64_t> lengths;
   for (std::int64_t i = 0; i < kPeriods; ++i) lengths.insert(lengths.end(), period.begin(), period.end());
-  const auto prepared = on_device(shape, single_rank_plan(from_lengths(lengths, 0, "large")));
+  const auto prepared = prepare_on_device(shape, single_rank_plan(from_lengths(lengths, 0, "large")));
   const std::size_t bytes = static_cast<std::size_t>(kRows * width) * 2, block = bytes / kPeriods;
   const std::size_t need = 8 * bytes + prepared->backward_workspace() + (std::size_t{2} << 30);
   if (device_->facts().total_memory < need)
@@ -133,7 +129,7 @@ TEST_P(LargeGpu, StridesPastTwoToTheThirtyOneElements) {
     GTEST_SKIP() << "needs " << (8 * bytes >> 30) << " GiB of device memory";
   const Data data = make_data(c);
   Outputs o = make_outputs(c);
-  const auto prepared = on_device(c.shape, single_rank_plan(c.layout));
+  const auto prepared = prepare_on_device(c.shape, single_rank_plan(c.layout));
   std::vector<device::Buffer> buffers;
   const auto far = [&](HostTensor& x) {
     buffers.push_back(device_->allocate(bytes));
@@ -187,7 +183,8 @@ TEST_P(LargeGpu, FourMillionKeys) {
   const CallShape shape = make_shape(1, 1, 128, DType::bf16);
   if (const std::string why = refuses(shape); !why.empty()) GTEST_SKIP() << "refused: " << why;
   constexpr std::int64_t kRows = 64, kKeys = std::int64_t{1} << 22;
-  const auto prepared = on_device(shape, single_rank_plan(from_lengths({kRows}, {kKeys}, 0, 0, "2^22 keys")));
+  const auto prepared =
+      prepare_on_device(shape, single_rank_plan(from_lengths({kRows}, {kKeys}, 0, 0, "2^22 keys")));
   HostTensor zeros(DType::bf16, 4096, 1, 128), ones(DType::bf16, 4096, 1, 128);
   zeros.fill(0);
   ones.fill(1);

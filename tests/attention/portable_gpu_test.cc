@@ -154,8 +154,7 @@ TEST_F(PortableGpu, DeterministicBitsBesideOtherWork) {
   offset_ = 0;
   const Data data = make_data(c);
   const Outputs first = run_device(c, data, kDeterministic);
-  const auto prepared =
-      backend_->prepare(c.shape, single_rank_plan(c.layout), kDeterministic, {device_, cache_.get(), {}});
+  const auto prepared = prepare_on_device(c.shape, single_rank_plan(c.layout), kDeterministic);
   Outputs again = first, others = first;
   Mirror mine(device_, 0), theirs(device_, 0);
   const attention::BackwardCall call =
