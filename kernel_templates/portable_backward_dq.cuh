@@ -172,8 +172,8 @@ struct DqTile : RowTile<PortableDqArgs> {
       for (int n = 0; n < Shape::kDimPad / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) dq[mt][n][i] = 0.f;
-    const int blocks = (shared().tile.k_end - shared().tile.k_begin + kN - 1) / kN;
-    if (blocks <= 0) return;
+    const int blocks = RowTile::blocks();
+    if (blocks == 0) return;
     load_k(0, shared().tile.k_begin + (blocks - 1) * kN);
     load_v(0, shared().tile.k_begin + (blocks - 1) * kN);
     cp_async_commit();
@@ -189,12 +189,11 @@ struct DqTile : RowTile<PortableDqArgs> {
         if constexpr (Config::kStagesV == 2) load_v(stage ^ 1, block - kN);
       }
       cp_async_commit();
-      const int2 mine = shared().needed[warp()];
-      const bool sees = block < mine.y && block + kN > mine.x;  // else none of this warp's rows sees a key here
+      const bool sees = is_needed(block);
       u32 a[kMt][kN / 16][4];
       if (sees) {
         float ds[kMt][kN / 8][4];
-        block_scores(ds, stage, block, block < shared().tile.full_begin || block + kN > shared().tile.full_end);
+        block_scores(ds, stage, block, is_masked(block));
 #pragma unroll
         for (int mt = 0; mt < kMt; ++mt)
 #pragma unroll

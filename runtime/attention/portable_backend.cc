@@ -139,8 +139,12 @@ class PortableAttention final : public PreparedAttention {
       return fmt::format("backward workspace has {} bytes, needs {}", call.workspace.bytes,
                          backward_workspace());
     });
-    const bool aligned = all_aligned(
+    require(reinterpret_cast<std::uintptr_t>(call.workspace.data) % 16 == 0, ErrorCode::invalid_argument, [&] {
+      return fmt::format("backward workspace starts at {}, which is not a multiple of 16", call.workspace.data);
+    });
+    bool aligned = all_aligned(
         {call.q, call.k, call.v, call.remote_k, call.remote_v, call.out, call.dout, call.dq, call.dk, call.dv});
+    if (!options_.payload_f32) aligned = all_aligned({call.remote_dk, call.remote_dv}) && aligned;
     PortableBackwardArgs args{};
     args.q = to_kernel(call.q);
     args.k = to_kernel(call.k);

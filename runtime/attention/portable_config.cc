@@ -40,6 +40,11 @@ int shared_memory_limit(const std::string& arch) {
   return kb * 1024;
 }
 
+int shared_memory_of_sm(const std::string& arch) {
+  const int limit = shared_memory_limit(arch) / 1024;
+  return (limit == 163 ? 164 : limit == 227 ? 228 : 100) * 1024;
+}
+
 int portable_forward_smem(const CallShape& shape, const PortableForwardConfig& c) {
   const int dim = round_up(shape.head_dim, 16), dim_v = round_up(shape.dim_v(), 16);
   const int head = row_tile_smem(c.rows, c.warps) + round_up(c.rows * 16 + 24, 16);  // sums, three barriers
@@ -63,20 +68,26 @@ int portable_dq_smem(const CallShape& shape, const PortableDqConfig& c) {
 
 PortableForwardConfig portable_forward_config(const CallShape& shape, const std::string& arch,
                                               bool short_documents) {
-  const int wide = std::max(shape.head_dim, shape.dim_v()), pack = pack_of(shape),
-            limit = shared_memory_limit(arch);
+  const int wide = std::max(shape.head_dim, shape.dim_v()), pack = pack_of(shape);
   // In order of preference; the first that fits. Figures: tools/results/NOTES.md.
   std::array<PortableForwardConfig, 6> candidates{};
   if (wide <= 64)
-    candidates = {{{pack, 128, short_documents ? 64 : 128, 4, 2}, {pack, 128, 64, 4, 1}, {pack, 64, 32, 4, 1}}};
+    candidates = {{{pack, 128, short_documents ? 64 : 128, 4, 2},
+                   {pack, 128, 64, 4, 2},
+                   {pack, 128, 64, 4, 1},
+                   {pack, 64, 32, 4, 1}}};
   else if (wide <= 128)
-    candidates = {{{pack, 128, short_documents ? 32 : 64, 4, 2}, {pack, 128, 32, 4, 1}, {pack, 64, 32, 4, 1}}};
+    candidates = {{{pack, 128, short_documents ? 32 : 64, 4, 2},
+                   {pack, 128, 32, 4, 2},
+                   {pack, 128, 32, 4, 1},
+                   {pack, 64, 32, 4, 1}}};
   else if (wide <= 192)
     candidates = {{{pack, 128, 64, 8, 1}, {pack, 64, 64, 4, 1}, {pack, 64, 32, 4, 1}, {pack, 32, 32, 2, 1}}};
   else
     candidates = {{{pack, 128, 64, 8, 1}, {pack, 64, 32, 4, 1}, {pack, 32, 32, 2, 1}}};
+  // The kernel waits otherwise where a CTA is alone on its SM, so that two must really fit.
   for (const PortableForwardConfig& c : candidates)
-    if (portable_forward_smem(shape, c) <= limit) return c;
+    if (c.ctas * (portable_forward_smem(shape, c) + 1024) <= shared_memory_of_sm(arch)) return c;
   return candidates[0];
 }
 
@@ -95,8 +106,7 @@ PortableBackwardConfig portable_backward_config(const CallShape& shape, const st
 }
 
 PortableDqConfig portable_dq_config(const CallShape& shape, const std::string& arch) {
-  const int wide = std::max(shape.head_dim, shape.dim_v()), pack = pack_of(shape),
-            limit = shared_memory_limit(arch);
+  const int wide = std::max(shape.head_dim, shape.dim_v()), pack = pack_of(shape);
   // 32 rows per warp halve what is read of K and V, where accumulators and scores of 32 keys fit the registers.
   std::array<PortableDqConfig, 5> candidates{};
   if (wide <= 64)
@@ -109,7 +119,7 @@ PortableDqConfig portable_dq_config(const CallShape& shape, const std::string& a
   else
     candidates = {{{pack, 128, 32, 8, 1}, {pack, 64, 32, 4, 1}, {pack, 64, 16, 4, 1, 1}}};
   for (const PortableDqConfig& c : candidates)
-    if (portable_dq_smem(shape, c) * c.ctas <= limit) return c;
+    if (c.ctas * (portable_dq_smem(shape, c) + 1024) <= shared_memory_of_sm(arch)) return c;
   return candidates[0];
 }
 
