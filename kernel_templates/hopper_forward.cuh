@@ -25,8 +25,8 @@ struct HopperShape {
   static constexpr int kSlotBytes = (kPanels > kPanelsV ? kPanels : kPanelsV) * kPanelQ;
   static constexpr int kBytesK = kPanels * kPanelK, kBytesV = kPanelsV * kPanelK;
   static constexpr int kProducerRegisters = Config::kWgs == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = Config::kWgs == 3 ? 160 : Config::kWgs == 2 ? 232 : 240;
-  static constexpr int kEntryRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kConsumerRegisters = Config::kWgs == 3 ? 160 : Config::kWgs == 2 ? 232 : 216;
+  static constexpr int kEntryRegisters = 65536 / (kThreads * Config::kCtas) / 8 * 8;
   static_assert(kProducerRegisters + Config::kWgs * kConsumerRegisters <= kEntryRegisters * (Config::kWgs + 1),
                 "more registers than there are: the kernel would wait for them for ever");
   static_assert(kN % 16 == 0 && Config::kTokens * Config::kPack <= kM, "tile does not split into wgmma shapes");
@@ -89,16 +89,18 @@ struct HopperProducer {
   using Shape = HopperShape;
   static constexpr int kN = Config::kN;
   const HopperForwardArgs& args;
-  int k_begin, k_end, head;  // of the tile; head of K and V
-  int loaded = 0;            // blocks, of all tiles before this one
+  int mine;        // this lane's word of the tile
+  int head;        // of K and V
+  int loaded = 0;  // blocks, of this tile and those before
 
   __device__ explicit HopperProducer(const HopperForwardArgs& a) : args(a) {}
 
   /// This CTA's item of a round. Items are sorted, longest first; every other round goes backwards so that no CTA
   /// always gets the longer one.
-  __device__ int item(int round) const {
-    const int place = round & 1 ? static_cast<int>(gridDim.x - 1 - blockIdx.x) : static_cast<int>(blockIdx.x);
-    return round * static_cast<int>(gridDim.x) + place;
+  __device__ static int item(int round) {
+    int ctas = gridDim.x, cta = blockIdx.x;
+    asm volatile("" : "+r"(ctas), "+r"(cta));  // formed again, as in copy_across
+    return round * ctas + (round & 1 ? ctas - 1 - cta : cta);
   }
   /// Opaque, since what division by it needs would be kept in registers.
   __device__ int groups() const {
@@ -110,45 +112,46 @@ struct HopperProducer {
   __device__ int load_tile(int item) const {
     constexpr int kWords = sizeof(HopperTile) / sizeof(int);
     if (item >= args.item_count) return 0;
-    return reinterpret_cast<const int*>(args.tiles + item / groups())[threadIdx.x % kWords];
+    int lane = threadIdx.x % kWords;
+    asm volatile("" : "+r"(lane), "+r"(item));
+    return reinterpret_cast<const int*>(args.tiles + item / groups())[lane];
   }
 
+  __device__ int word(int i) const { return __shfl_sync(0xffffffffu, mine, i); }
+
   __device__ void run() {
-    const int lane = threadIdx.x % 32;
-    HopperShared& shared = hopper_shared();
-    int words = load_tile(item(0));
+    int next = load_tile(item(0));
 #pragma unroll 1
     for (int round = 0;; ++round) {
-      const int current = item(round), mine = words;
-      const bool real = current < args.item_count;
-      words = load_tile(item(round + 1));  // arrives while this tile is loaded
-      const int group = current % groups();
-      k_begin = __shfl_sync(0xffffffffu, mine, 2);
-      k_end = __shfl_sync(0xffffffffu, mine, 3);
+      mine = next;
+      next = load_tile(item(round + 1));  // arrives while this tile is loaded
+      const int current = item(round), group = current < args.item_count ? current % groups() : -1;
       head = group * Config::kPack / Config::kRatio;
-      const int blocks = real ? (k_end - k_begin + kN - 1) / kN : 0;
+      int block = group < 0 ? 0 : (word(3) - word(2) + kN - 1) / kN;
+      loaded += block;
+      bool open = false;
 #pragma unroll 1
-      for (int i = -1; i < blocks; ++i) {  // V runs one block behind K
-        if (i + 1 < blocks) load_k(blocks - 2 - i, loaded + i + 1);
-        if (i < 0)
-          open_slot(round, mine, real ? group : -1, blocks > 0);
+      do {  // V runs one block behind K
+        if (block > 0) load_k(block - 1);
+        if (open)
+          load_v(block);
         else
-          load_v(blocks - 1 - i, loaded + i);
-      }
-      if (!real) return;
-      loaded += blocks;
+          open_slot(round, group, block > 0);
+        open = true;
+      } while (--block >= 0);
+      if (group < 0) return;
     }
   }
 
   /// Tells the other warps of the tile, and loads Q.
-  __device__ void open_slot(int round, int words, int group, bool has_keys) {
+  __device__ void open_slot(int round, int group, bool has_keys) {
     HopperShared& shared = hopper_shared();
-    asm volatile("" : "+r"(round), "+r"(words), "+r"(group));  // as below
+    asm volatile("" : "+r"(round), "+r"(group), "+r"(mine));  // as below
     const int buffer = buffer_of<Config::kSlots>(round), lane = threadIdx.x % 32;
-    const int q_begin = __shfl_sync(0xffffffffu, words, 0), q_end = __shfl_sync(0xffffffffu, words, 1);
+    const int q_begin = word(0), q_end = word(1);
     mbarrier_wait(smem_address(&shared.slot_empty[buffer]), parity_of<Config::kSlots>(round) ^ 1);
     HopperSlot& slot = shared.slots[buffer];
-    if (lane < 8) reinterpret_cast<int*>(&slot.tile)[lane] = words;
+    if (lane < 8) reinterpret_cast<int*>(&slot.tile)[lane] = mine;
     if (lane == 8) slot.group = group;
     __syncwarp();
     if (lane != 0) return;
@@ -163,16 +166,18 @@ struct HopperProducer {
                   Config::kTokens - count, q_begin + count, group);
   }
 
-  __device__ void load_k(int block, int use) {
-    asm volatile("" : "+r"(block), "+r"(use));
+  __device__ void load_k(int block) {
+    asm volatile("" : "+r"(block), "+r"(loaded), "+r"(mine));
+    const int use = loaded - 1 - block;
     HopperShared& shared = hopper_shared();
     const int buffer = buffer_of<Config::kStages>(use);
     load<Config::kDim, Shape::kPanels, Shape::kBytesK>(args.k, args.remote_k, args.k_rows, args.remote_k_rows,
                                                        k_address(buffer), &shared.k_full[buffer],
                                                        &shared.k_empty[buffer], block, use);
   }
-  __device__ void load_v(int block, int use) {
-    asm volatile("" : "+r"(block), "+r"(use));
+  __device__ void load_v(int block) {
+    asm volatile("" : "+r"(block), "+r"(loaded), "+r"(mine));
+    const int use = loaded - 1 - block;
     HopperShared& shared = hopper_shared();
     const int buffer = buffer_of<Config::kStages>(use);
     load<Config::kDimV, Shape::kPanelsV, Shape::kBytesV>(args.v, args.remote_v, args.v_rows, args.remote_v_rows,
@@ -186,7 +191,7 @@ struct HopperProducer {
                        const Tensor& remote_rows, u32 target, const u64* full_barrier, const u64* empty_barrier,
                        int block, int use) {
     const u32 full = smem_address(full_barrier);
-    const int begin = k_begin + block * kN, count = min(kN, k_end - begin);
+    const int begin = word(2) + block * kN, count = min(kN, word(3) - begin);
     mbarrier_wait(smem_address(empty_barrier), parity_of<Config::kStages>(use) ^ 1);
     if (begin < args.remote_len && begin + count > args.remote_len) {
       copy_across<kDim, kPanels>(local_rows, remote_rows, target, begin, count);
@@ -262,7 +267,7 @@ struct HopperConsumer {
   float row_max[2], row_sum[2];
   const int warpgroup;
   int active;    // warpgroups with rows in this tile
-  int used = 0;  // blocks of K and V, of this tile and those before; V may be one behind
+  int used = 0;  // blocks of V, of this tile and those before; K is one ahead
   int round = 0;
 
   __device__ explicit HopperConsumer(const HopperForwardArgs& a)
@@ -325,14 +330,16 @@ struct HopperConsumer {
   };
   __device__ Visible visible() const {
     Visible keys;
-    const int rows_at = tile().rows_at;
+    const HopperTile& tile = this->tile();
+    const int rows_at = tile.rows_at;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      keys.begin[half] = tile().k_begin;
-      keys.end[half] = token_of(half) + tile().shift + 1;
+      keys.begin[half] = tile.k_begin;
+      keys.end[half] = token_of(half) + tile.shift + 1;
       if (rows_at >= 0) {
         const KeyRange none{0, 0};
-        const KeyRange range = is_real(half) ? args.visible[rows_at + token_of(half) - tile().q_begin] : none;
+        const KeyRange range =
+            is_real(half) ? args.visible[rows_at + token_of(half) - tile.q_begin] : none;
         keys.begin[half] = range.begin;
         keys.end[half] = range.end;
       }
@@ -400,17 +407,17 @@ struct HopperConsumer {
   __device__ void step(int block, bool accumulate) {
     HopperShared& shared = hopper_shared();
     float s[kN / 2], alpha[2];
-    await(shared.k_full, used);
+    await(shared.k_full, used + 1);
     await_turn();
     pin_registers(out);
     pin_registers(p);
-    multiply_qk(s, used);
-    await(shared.v_full, used - 1);
-    multiply_pv(used - 1, accumulate);
+    multiply_qk(s, used + 1);
+    await(shared.v_full, used);
+    multiply_pv(used, accumulate);
     pass_turn();
     wgmma_wait<1>();
     pin_registers(s);
-    release(&shared.k_empty[buffer_of<Config::kStages>(used)]);
+    release(&shared.k_empty[buffer_of<Config::kStages>(used + 1)]);
     if constexpr (kMasked) {
       int end[2];
       for (int half = 0; half < 2; ++half) end[half] = token_of(half) + tile().shift + 1;
@@ -420,50 +427,63 @@ struct HopperConsumer {
     wgmma_wait<0>();
     pin_registers(out);
     pin_registers(p);
-    release(&shared.v_empty[buffer_of<Config::kStages>(used - 1)]);
+    release(&shared.v_empty[buffer_of<Config::kStages>(used)]);
     ++used;
     pack_p(s);
 #pragma unroll
     for (int i = 0; i < Shape::kColumns / 2; ++i) out[i] *= alpha[i / 2 % 2];
   }
 
-  /// All blocks of the tile, right to left.
-  __device__ void walk(int blocks, const Visible& keys) {
-    HopperShared& shared = hopper_shared();
-    const int unmasked = uniform(tile().unmasked);
-    {
-      float s[kN / 2], alpha[2];
-      await(shared.k_full, used);
-      multiply_qk(s, used);
-      wgmma_wait<0>();
-      pin_registers(s);
-      release(&shared.k_empty[buffer_of<Config::kStages>(used)]);
-      ++used;
-      if (blocks > unmasked) {
-        const int begin = tile().k_begin + (blocks - 1) * kN;
-        mask_end(s, keys.end, begin);
-        if (tile().rows_at >= 0) mask_begin(s, keys.begin, begin);
-      }
-      softmax<true, true>(s, alpha);
-      pack_p(s);
+  /// The tile's first block, the last of its keys, once its S is there.
+  __device__ void first_softmax(float (&s)[kN / 2], const Visible& keys) {
+    release(&hopper_shared().k_empty[buffer_of<Config::kStages>(used)]);
+    const int blocks = blocks_of(tile());
+    if (blocks > tile().unmasked) {
+      const int begin = tile().k_begin + (blocks - 1) * kN;
+      mask_end(s, keys.end, begin);
+      if (tile().rows_at >= 0) mask_begin(s, keys.begin, begin);
     }
-    int block = blocks - 2;
+    float alpha[2];
+    softmax<true, true>(s, alpha);
+  }
+  __device__ void open_tile() {
+    float s[kN / 2];
+    const Visible keys = visible();  // arrives while Q does
+    mbarrier_wait(smem_address(&hopper_shared().q_full[buffer()]), parity_of<Config::kSlots>(round));
+    await(hopper_shared().k_full, used);
+    multiply_qk(s, used);
+    wgmma_wait<0>();
+    pin_registers(s);
+    first_softmax(s, keys);
+    pack_p(s);
+  }
+
+  /// The tile's blocks after the first, right to left, but for the last product. Whether there were any.
+  __device__ bool walk() {
+    const int unmasked = uniform(tile().unmasked);
+    int block = uniform(blocks_of(tile())) - 2;
     bool accumulate = false;
 #pragma unroll 1
     for (; block >= unmasked; --block, accumulate = true) step<true>(block, accumulate);
 #pragma unroll 1
     for (; block >= 0; --block, accumulate = true) step<false>(block, accumulate);
-    await(shared.v_full, used - 1);
+    return accumulate;
+  }
+
+  /// The last product of the tile alone.
+  __device__ void close_tile(bool accumulate) {
+    HopperShared& shared = hopper_shared();
+    await(shared.v_full, used);
     pin_registers(out);
     pin_registers(p);
-    multiply_pv(used - 1, accumulate);
+    multiply_pv(used, accumulate);
     wgmma_wait<0>();
     pin_registers(out);
     pin_registers(p);
     if (tile().rows_at >= 0) keep_apart();
-    release(&shared.v_empty[buffer_of<Config::kStages>(used - 1)]);
+    release(&shared.v_empty[buffer_of<Config::kStages>(used)]);
+    finish();
   }
-
   /// Keeps step with the other warpgroups in a tile where this one has no rows.
   __device__ void skip(int blocks) {
     HopperShared& shared = hopper_shared();
@@ -504,7 +524,7 @@ struct HopperConsumer {
       constexpr int kWide = Shape::kColumns - kPanel * 64 < 64 ? Shape::kColumns - kPanel * 64 : 64;
       const int thread = threadIdx.x % 128;
       const u32 scratch = q_address(buffer()) + warpgroup * 64 * 128;
-      const u32 panel = v_address(buffer_of<Config::kStages>(used - 1)) + kPanel * Shape::kPanelK;
+      const u32 panel = v_address(buffer_of<Config::kStages>(used)) + kPanel * Shape::kPanelK;
       float part[kWide / 2];
 #pragma unroll
       for (int chunk = 0; chunk < kN; chunk += 64) {
@@ -545,16 +565,17 @@ struct HopperConsumer {
   }
 
   /// O into Q's rows, LSE to memory.
-  __device__ void finish(bool empty) {
+  __device__ void finish() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float sum = empty ? 0.f : sum_over_quad(row_sum[half]);
+      const float sum = sum_over_quad(row_sum[half]);
       const float inverse = 1.f / sum;
       if (args.lse != nullptr && lane() % 4 == 0 && is_real(half)) {
         const float lse = sum == 0.f
                               ? negative_infinity()
                               : (row_max[half] * args.scale_log2 + __log2f(sum)) * 0.6931471805599453f;
-        args.lse[(slot().group * Config::kPack + row_of(half) % Config::kPack) * args.lse_stride + token_of(half)] = lse;
+        args.lse[(slot().group * Config::kPack + row_of(half) % Config::kPack) * args.lse_stride +
+                 token_of(half)] = lse;
       }
 #pragma unroll
       for (int i = 2 * half; i < Shape::kColumns / 2; i += 4) {
@@ -580,37 +601,37 @@ struct HopperConsumer {
     release(&hopper_shared().o_full[buffer()]);
   }
 
+  /// Waits until the producer names a tile; false after the last one.
+  __device__ bool await_tile() const {
+    mbarrier_wait(smem_address(&hopper_shared().tile_full[buffer()]), parity_of<Config::kSlots>(round));
+    return uniform(slot().group) >= 0;
+  }
   __device__ void run() {
-    HopperShared& shared = hopper_shared();
     if (Config::kWgs > 1 && warpgroup == Config::kWgs - 1) named_barrier_arrive(1, 256);
 #pragma unroll 1
-    for (;; ++round) {
-      const u32 parity = parity_of<Config::kSlots>(round);
-      mbarrier_wait(smem_address(&shared.tile_full[buffer()]), parity);
-      if (uniform(slot().group) < 0) return;
+    for (; await_tile(); ++round) {
       const int blocks = uniform(blocks_of(tile()));
       active = uniform(min(Config::kWgs, ((tile().q_end - tile().q_begin) * Config::kPack + 63) / 64));
-      if (warpgroup >= active) {
-        skip(blocks);
-        release(&shared.o_full[buffer()]);
-        continue;
-      }
-      if (blocks > 0) {
-        const Visible keys = visible();  // arrives while Q does
-        mbarrier_wait(smem_address(&shared.q_full[buffer()]), parity);
-        walk(blocks, keys);
-      } else {
+      if (warpgroup < active && blocks > 0) {
+        open_tile();
+        close_tile(walk());
+        ++used;
+      } else if (warpgroup < active) {
 #pragma unroll
         for (int i = 0; i < Shape::kColumns / 2; ++i) out[i] = 0.f;
+        row_sum[0] = row_sum[1] = 0.f;
+        finish();
+      } else {
+        skip(blocks);
+        release(&hopper_shared().o_full[buffer()]);
       }
-      finish(blocks == 0);
     }
   }
 };
 
 }  // namespace bdcp::kernel
 
-extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperShape::kThreads, 1)
+extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperShape::kThreads, bdcp::kernel::Config::kCtas)
     hopper_forward(const __grid_constant__ bdcp::kernel::HopperForwardArgs args) {
   using namespace bdcp::kernel;
   HopperShared& shared = hopper_shared();
