@@ -35,8 +35,9 @@ struct HopperForwardArgs {
   i64 lse_stride;
   const HopperTile* tiles;
   const KeyRange* visible;
-  int item_count;  ///< tiles * groups, below 2^30; item i is tile i / groups, heads i % groups * Config::kPack ..
-  int groups;      ///< heads_q / Config::kPack
+  /// Below 2^30: tiles * groups. Item i is tile i / groups with q heads from i % groups * Config::kPack on.
+  int item_count;
+  int groups;  ///< heads_q / Config::kPack
   int remote_len;
   float scale_log2;  ///< softmax scale * log2(e)
 };

@@ -96,6 +96,7 @@ class Backend {
 std::unique_ptr<Backend> make_host_backend();
 std::unique_ptr<Backend> make_reference_backend();
 std::unique_ptr<Backend> make_portable_backend();
+std::unique_ptr<Backend> make_hopper_backend();
 /// The backends of this build, in plan::kBackendOrder; a kind that is missing has no entry.
 std::vector<std::unique_ptr<Backend>> make_backends();
 
