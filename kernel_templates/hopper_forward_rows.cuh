@@ -260,7 +260,9 @@ struct HopperConsumer {
     while (token <= last) {
       const int begin = token;
       KeyRange keys = visible[token];
-      for (; token <= last && visible[token].begin == keys.begin; ++token) keys.end = visible[token].end;
+      // Rows without keys have {0, 0} and may join those of a document whose keys begin at 0.
+      for (; token <= last && visible[token].begin == keys.begin; ++token)
+        keys.end = max(keys.end, visible[token].end);
       keys.begin -= tile.k_begin;
       keys.end -= tile.k_begin;
       redo_panels<0>(keys, begin, token);

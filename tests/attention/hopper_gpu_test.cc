@@ -76,6 +76,26 @@ TEST_F(HopperGpu, PoisonStaysInItsDocument) {
   }
 }
 
+// Rows without keys lie between documents that share a tile.
+TEST_F(HopperGpu, PoisonStaysInItsDocumentWithoutKeys) {
+  Case c;
+  c.layout = from_lengths({5, 9, 20, 3, 7}, {5, 3, 20, 0, 9}, 4, 2, "poison_rectangular");
+  c.shape = make_shape(4, 2, 128, DType::f16);
+  const Data clean = make_data(c);
+  const Outputs expected = run_device(c, clean);
+  for (std::size_t doc = 0; doc + 1 < c.layout.cu_q.size(); ++doc) {
+    const std::int64_t begin = c.layout.cu_q[doc], end = c.layout.cu_q[doc + 1];
+    Data data = clean;
+    data.q.poison(begin, end);
+    for (HostTensor* x : {&data.k, &data.v}) x->poison(c.layout.cu_k[doc], c.layout.cu_k[doc + 1]);
+    const Outputs outputs = run_device(c, data);
+    for (const auto& [from, to] : {std::pair{std::int64_t{0}, begin}, {end, c.layout.rows()}}) {
+      EXPECT_TRUE(outputs.out.same_bits(expected.out, from, to)) << doc;
+      EXPECT_TRUE(same_bits(outputs.lse, expected.lse, from, to)) << doc;
+    }
+  }
+}
+
 TEST_F(HopperGpu, SameBitsEveryTime) {
   Case c;
   c.layout = from_lengths({300, 77, 200, 20, 30}, 3, "repeat");
