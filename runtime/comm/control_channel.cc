@@ -110,7 +110,7 @@ std::vector<std::string> ControlChannel::meet(Channel channel, Call call, std::s
   message.channel = channel;
   message.call = call;
   message.rank = membership_.rank;
-  message.number = board_.begin(channel);
+  message.number = board_.begin(channel, call);
   message.payload = std::move(payload);
   const std::uint64_t number = message.number;
   const auto submit = [this](ControlMessage&& made) {

@@ -8,10 +8,11 @@
 namespace bdcp::comm {
 namespace {
 
-/// The failure, and what this rank was doing when it learnt of it.
-Error during(const Error& error, const Failure& failure, int rank, Call call) {
+/// The failure, and where this rank was when it learnt of it.
+Error seen_in(const Failure& failure, int rank, const std::string& group, Call call) {
+  const Error error = as_seen_by(rank, failure, group);
   if (failure.everywhere) return error;  // names its call itself
-  Error told(error.code(), fmt::format("{}; rank {} was in the {}", error.message(), rank, to_string(call)),
+  Error told(error.code(), fmt::format("{}; seen by rank {} in the {}", error.message(), rank, to_string(call)),
              error.scope());
   return told.with_call(error.call())
       .with_log(error.log())
@@ -23,9 +24,9 @@ Error during(const Error& error, const Failure& failure, int rank, Call call) {
 
 MeetingBoard::MeetingBoard(std::string group, int rank) : group_(std::move(group)), rank_(rank) {}
 
-std::uint64_t MeetingBoard::begin(Channel channel) {
+std::uint64_t MeetingBoard::begin(Channel channel, Call call) {
   std::lock_guard lock(mutex_);
-  if (failure_) throw as_seen_by(rank_, *failure_, group_);
+  if (failure_) throw seen_in(*failure_, rank_, group_, call);
   return ++lanes_[static_cast<std::size_t>(channel)].begun;
 }
 
@@ -35,7 +36,7 @@ MeetingBoard::Outcome MeetingBoard::wait(Channel channel, std::uint64_t number, 
   std::unique_lock lock(mutex_);
   // A meeting that came about counts, even if a member failed or left right after it.
   while (lane.completed < number) {
-    if (failure_) throw during(as_seen_by(rank_, *failure_, group_), *failure_, rank_, call);
+    if (failure_) throw seen_in(*failure_, rank_, group_, call);
     if (!left_.empty()) {
       left = left_.front();
       return Outcome::somebody_left;

@@ -21,8 +21,8 @@ class MeetingBoard {
  public:
   MeetingBoard(std::string group, int rank);
 
-  /// This rank's next meeting on a channel. Throws the pending failure.
-  std::uint64_t begin(Channel channel);
+  /// This rank's next meeting on a channel. Throws the pending failure, with the call in its text.
+  std::uint64_t begin(Channel channel, Call call);
   enum class Outcome { done, late, somebody_left };
   /// Waits for complete(); throws the pending failure, with the call in its text. somebody_left: of a meeting
   /// that can no longer come about; `left` says who.

@@ -46,10 +46,9 @@ struct SocketWorld {
   }
 };
 
-inline std::vector<Communicator> socket_ranks(int world, const SocketOptions& options = {}) {
-  SocketWorld made(world, options);
+inline std::vector<Communicator> socket_ranks(SocketWorld made, const SocketOptions& options) {
   const auto log = std::make_shared<const Log>(Log::Level::warn, options.sink);
-  std::vector<std::shared_ptr<comm::Group>> groups(static_cast<std::size_t>(world));
+  std::vector<std::shared_ptr<comm::Group>> groups(made.members.size());
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < groups.size(); ++rank)
     threads.emplace_back([&, rank] {
@@ -63,6 +62,10 @@ inline std::vector<Communicator> socket_ranks(int world, const SocketOptions& op
   std::vector<Communicator> ranks;
   for (auto& group : groups) ranks.emplace_back(std::move(group));
   return ranks;
+}
+
+inline std::vector<Communicator> socket_ranks(int world, const SocketOptions& options = {}) {
+  return socket_ranks(SocketWorld(world, options), options);
 }
 
 /// Kinds of groups for tests that hold for all of them.
