@@ -51,7 +51,22 @@ std::optional<Error> Coordinator::expire(Channel channel, std::uint64_t number, 
     }
   }
   if (missing.empty()) return std::nullopt;
-  return did_not_come(group_, missing, call, seconds);
+  const Error error = did_not_come(group_, missing, call, seconds);
+  return Error(error.code(), error.message() + whereabouts(missing), error.scope())
+      .with_origin(error.origin_rank())
+      .with_retry(false);
+}
+
+/// A rank that skipped a call waits elsewhere.
+std::string Coordinator::whereabouts(const std::vector<int>& ranks) const {
+  std::string text;
+  for (const Lane& lane : lanes_)
+    for (const int rank : ranks) {
+      const auto self = static_cast<std::size_t>(rank);
+      if (lane.arrived[self] > lane.completed)
+        text += fmt::format("; rank {} waits in the {}", rank, to_string(lane.calls[self]));
+    }
+  return text;
 }
 
 }  // namespace bdcp::comm

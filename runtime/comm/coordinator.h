@@ -35,6 +35,8 @@ class Coordinator {
     std::vector<Call> calls;
     std::vector<std::string> payloads;
   };
+  std::string whereabouts(const std::vector<int>& ranks) const;
+
   const std::string group_;
   const int size_;
   std::array<Lane, kChannels> lanes_;

@@ -8,11 +8,12 @@
 namespace bdcp::comm {
 namespace {
 
-/// The failure, and where this rank was when it learnt of it.
-Error seen_in(const Failure& failure, int rank, const std::string& group, Call call) {
+/// The failure, and where this rank was when it learnt of it. `place`: "in", "before" or "after".
+Error seen_at(const Failure& failure, int rank, const std::string& group, const char* place, Call call) {
   const Error error = as_seen_by(rank, failure, group);
   if (failure.everywhere) return error;  // names its call itself
-  Error told(error.code(), fmt::format("{}; seen by rank {} in the {}", error.message(), rank, to_string(call)),
+  Error told(error.code(),
+             fmt::format("{}; seen by rank {} {} the {}", error.message(), rank, place, to_string(call)),
              error.scope());
   return told.with_call(error.call())
       .with_log(error.log())
@@ -26,7 +27,8 @@ MeetingBoard::MeetingBoard(std::string group, int rank) : group_(std::move(group
 
 std::uint64_t MeetingBoard::begin(Channel channel, Call call) {
   std::lock_guard lock(mutex_);
-  if (failure_) throw seen_in(*failure_, rank_, group_, call);
+  if (failure_) throw seen_at(*failure_, rank_, group_, "before", call);
+  last_ = call;
   return ++lanes_[static_cast<std::size_t>(channel)].begun;
 }
 
@@ -36,7 +38,7 @@ MeetingBoard::Outcome MeetingBoard::wait(Channel channel, std::uint64_t number, 
   std::unique_lock lock(mutex_);
   // A meeting that came about counts, even if a member failed or left right after it.
   while (lane.completed < number) {
-    if (failure_) throw seen_in(*failure_, rank_, group_, call);
+    if (failure_) throw seen_at(*failure_, rank_, group_, "in", call);
     if (!left_.empty()) {
       left = left_.front();
       return Outcome::somebody_left;
@@ -77,7 +79,7 @@ bool MeetingBoard::leave(int rank) {
 void MeetingBoard::check() const {
   if (!failed()) return;
   std::lock_guard lock(mutex_);
-  throw as_seen_by(rank_, *failure_, group_);
+  throw seen_at(*failure_, rank_, group_, "after", last_);
 }
 
 std::optional<Failure> MeetingBoard::failure() const {

@@ -34,6 +34,7 @@ class MeetingBoard {
   bool record(Failure failure);
   bool leave(int rank);
 
+  /// Throws the pending failure, with the latest call in its text.
   void check() const;
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::optional<Failure> failure() const;
@@ -51,6 +52,7 @@ class MeetingBoard {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::array<Lane, kChannels> lanes_;
+  Call last_ = Call::creation;  ///< that this rank began, on either channel
   std::optional<Failure> failure_;
   std::vector<int> left_;
   std::atomic<bool> failed_ = false;
