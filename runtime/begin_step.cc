@@ -27,10 +27,10 @@ struct Draft {
 };
 
 /// Policy values whose feature this build does not have yet: refused by name, alike on every rank.
-void refuse_missing_features(const PolicyValues& policy) {
+void refuse_missing_features(const PolicyValues& policy, comm::Group* group) {
   require(policy.exchange.transport == PolicyValues::Transport::automatic, ErrorCode::unsupported,
           "exchange.transport: \"nccl\" and \"copy_engine\" are not part of this build; allowed: \"auto\" "
-          "(in-process)");
+          "(in-process, and host memory between processes)");
   require(policy.attention.sm_margin == 0, ErrorCode::unsupported,
           "attention.sm_margin: no kernel of this build has a persistent grid to take SMs from; allowed: 0");
   const PolicyValues defaults;
@@ -40,10 +40,10 @@ void refuse_missing_features(const PolicyValues& policy) {
           "exchange.landing_slots, exchange.landing_mib: landing buffers belong to a transport that is not "
           "part of this "
           "build; allowed: the defaults");
-  require(policy.agreement.heartbeat_s == defaults.agreement.heartbeat_s, ErrorCode::unsupported,
-          "agreement.heartbeat_s: ranks of one process need no heartbeats, and other communicators are not "
-          "part of this "
-          "build; allowed: the default");
+  // Agreed on by now: every member goes over to it in the same step.
+  const bool beats = group && group->set_heartbeat(policy.agreement.heartbeat_s);
+  require(beats || policy.agreement.heartbeat_s == defaults.agreement.heartbeat_s, ErrorCode::unsupported,
+          "agreement.heartbeat_s: ranks of one process need no heartbeats; allowed: the default");
   require(!policy.exchange.measured, ErrorCode::unsupported,
           "exchange.measured: measured cost files are not part of this build; leave the field null");
 }
@@ -81,7 +81,7 @@ class StepBuilder {
         }))
       return std::nullopt;
     raise_reported_errors(reports);
-    refuse_missing_features(values);
+    refuse_missing_features(values, comm_.group().get());
     decide(values, reports, draft);
     finish(values, draft);
     return Step(draft.step);
@@ -131,6 +131,13 @@ class StepBuilder {
       }
     }
     draft.step->device = wanted;
+    require(comm_.size() == 1 || comm_.group()->serves(draft.step->device_handle.get()), ErrorCode::unsupported,
+            [&] {
+              return fmt::format(
+                  "communicator '{}' moves host memory only, and the step would run on device {}; "
+                  "set options.device to device_host or attention.backend to \"host\"",
+                  comm_.name(), wanted);
+            });
   }
 
   /// Fills the verdicts; the first backend that can run every shape is prepared, kernels included, so that a
