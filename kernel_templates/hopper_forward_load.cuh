@@ -50,7 +50,7 @@ struct HopperProducer {
       next = load_tile(item(round + 1));  // arrives while this tile is loaded
       const int current = item(round), group = current < args.item_count ? current % groups() : -1;
       head = group * Config::kPack / Config::kRatio;
-      int block = group < 0 ? 0 : (word(3) - word(2) + kN - 1) / kN;
+      int block = group < 0 ? 0 : static_cast<int>((static_cast<u32>(word(3) - word(2)) + kN - 1) / kN);
       loaded += block;
       bool open = false;
 #pragma unroll 1

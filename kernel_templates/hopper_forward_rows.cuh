@@ -31,11 +31,13 @@ struct HopperConsumer {
   __device__ const HopperSlot& slot() const { return hopper_shared().slots[buffer()]; }
   __device__ const HopperTile& tile() const { return slot().tile; }
   __device__ int token_of(int half) const { return tile().q_begin + row_of(half) / Config::kPack; }
+  /// Against the tile's count, since rows past the last one may not fit 32 bits.
   __device__ bool is_real(int half) const {
-    return row_of(half) < Config::kTokens * Config::kPack && token_of(half) < tile().q_end;
+    return row_of(half) / Config::kPack < tile().q_end - tile().q_begin;
   }
 
   __device__ static void release(const u64* empty) {
+    __syncwarp();  // no lane still waits for the phase that this ends
     if (lane() == 0) mbarrier_arrive(smem_address(empty));
   }
   __device__ void await(const u64* full, int use) const {
@@ -87,7 +89,7 @@ struct HopperConsumer {
       keys.end[half] = token_of(half) + tile.shift + 1;
       if (rows_at >= 0) {
         const KeyRange none{0, 0};
-        const KeyRange range = is_real(half) ? args.visible[rows_at + token_of(half) - tile.q_begin] : none;
+        const KeyRange range = is_real(half) ? args.visible[rows_at + row_of(half) / Config::kPack] : none;
         keys.begin[half] = range.begin;
         keys.end[half] = range.end;
       }
@@ -253,9 +255,9 @@ struct HopperConsumer {
     for (int i = 0; i < Shape::kColumns / 2; ++i) bad |= !(fabsf(out[i]) <= 3.4028234e38f);
     if (!named_barrier_any(4 + warpgroup, 128, bad)) return;
     const HopperTile tile = this->tile();
-    const KeyRange* visible = args.visible + tile.rows_at - tile.q_begin;
-    const int last = min(tile.q_end - 1, tile.q_begin + (warpgroup * 64 + 63) / Config::kPack);
-    int token = tile.q_begin + warpgroup * 64 / Config::kPack;
+    const KeyRange* visible = args.visible + tile.rows_at;
+    const int last = min(tile.q_end - tile.q_begin - 1, (warpgroup * 64 + 63) / Config::kPack);
+    int token = warpgroup * 64 / Config::kPack;  // of the tile
 #pragma unroll 1
     while (token <= last) {
       const int begin = token;
@@ -306,7 +308,7 @@ struct HopperConsumer {
       }
 #pragma unroll
       for (int i = 0; i < kWide / 2; ++i) {
-        const int token = token_of(i / 2 % 2);
+        const int token = row_of(i / 2 % 2) / Config::kPack;
         if (token >= begin && token < end) out[kPanel * 32 + i] = part[i];
       }
       redo_panels<kPanel + 1>(keys, begin, end);

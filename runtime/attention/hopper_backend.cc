@@ -120,8 +120,13 @@ class HopperAttention final : public PreparedAttention {
     encode(packed_map(call.out, tokens, config_.pack), args.out);
     encode_keys(call.k, call.remote_k, keys, args.k, args.q);
     encode_keys(call.v, call.remote_v, keys, args.v, args.q);
-    encode_keys(call.remote_k, call.k, keys, args.remote_k, args.q);
-    encode_keys(call.remote_v, call.v, keys, args.remote_v, args.q);
+    if (plan_.remote_len > 0) {
+      encode_keys(call.remote_k, call.k, keys, args.remote_k, args.q);
+      encode_keys(call.remote_v, call.v, keys, args.remote_v, args.q);
+    } else {  // never read
+      args.remote_k = args.k;
+      args.remote_v = args.v;
+    }
     args.k_rows = to_kernel(call.k);
     args.v_rows = to_kernel(call.v);
     args.remote_k_rows = to_kernel(call.remote_k);

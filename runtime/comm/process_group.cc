@@ -35,12 +35,16 @@ class ProcessGroup final : public Group {
   void exchange(std::span<const TransferOp> sends, std::span<const TransferOp> recvs, const Lane& lane,
                 const TransferBounds& bounds) override {
     const OneThread claim(data_busy_, *this);
-    transfer(lane.device ? Call::exchange_cuda : Call::exchange_host, sends, recvs, lane, bounds);
+    check_peers(sends, size());
+    check_peers(recvs, size());
+    transfer(lane.device ? Call::exchange_cuda : Call::exchange_host, encode_sides(sends, recvs), sends, recvs,
+             lane, bounds);
   }
   void all_gather(std::span<const GatherOp> ops, const Lane& lane, const TransferBounds& bounds) override {
     const OneThread claim(data_busy_, *this);
     unfold_gathers(ops, rank(), size(), sends_, recvs_);
-    transfer(lane.device ? Call::gather_cuda : Call::gather_host, sends_, recvs_, lane, bounds);
+    transfer(lane.device ? Call::gather_cuda : Call::gather_host, encode_gathers(ops), sends_, recvs_, lane,
+             bounds);
   }
 
   bool serves(device::Device* device) const override { return plane_->serves({{}, device}); }
@@ -65,8 +69,8 @@ class ProcessGroup final : public Group {
                   fmt::format("group '{}' was created before a fork; the child cannot use it", name()),
                   ErrorScope::process);
   }
-  void transfer(Call call, std::span<const TransferOp> sends, std::span<const TransferOp> recvs,
-                const Lane& lane, const TransferBounds& bounds);
+  void transfer(Call call, std::string own_sides, std::span<const TransferOp> sends,
+                std::span<const TransferOp> recvs, const Lane& lane, const TransferBounds& bounds);
 
   const device::ForkGuard guard_;
   std::unique_ptr<ControlChannel> channel_;
@@ -75,18 +79,16 @@ class ProcessGroup final : public Group {
   std::vector<TransferOp> sends_, recvs_;  // of a gather
 };
 
-void ProcessGroup::transfer(Call call, std::span<const TransferOp> sends, std::span<const TransferOp> recvs,
-                            const Lane& lane, const TransferBounds& bounds) {
-  check_peers(sends, size());
-  check_peers(recvs, size());
+void ProcessGroup::transfer(Call call, std::string own_sides, std::span<const TransferOp> sends,
+                            std::span<const TransferOp> recvs, const Lane& lane, const TransferBounds& bounds) {
   if (!plane_->serves(lane))
     throw Error(ErrorCode::unsupported, fmt::format("group '{}' moves no {} memory between processes", name(),
                                                     lane.device ? "device" : "host"));
   try {
-    const auto sides =
-        channel_->meet(Channel::data, call, encode_sides(sends, recvs), deadline_in(bounds.start_s));
+    const auto sides = channel_->meet(Channel::data, call, std::move(own_sides), deadline_in(bounds.start_s));
     const Deadline deadline = deadline_in(bounds.run_s);
-    if (const auto error = check_sides(name(), sides)) {
+    const bool gather = call == Call::gather_host || call == Call::gather_cuda;
+    if (const auto error = gather ? check_gathers(name(), sides) : check_sides(name(), sides)) {
       channel_->fail_everywhere(*error);
       channel_->check();
       throw *error;

@@ -25,9 +25,11 @@ class Client {
   std::optional<Joined> attempt(const Endpoint& endpoint) {
     const Deadline soon = std::min(deadline_, deadline_in(kOneAttempt));
     std::string why;
-    // What a rendezvous that knows the secret said is worth more than a refused connection elsewhere.
+    // What a rendezvous that knows the secret said is worth more than a refused connection elsewhere, and
+    // either more than an attempt that the deadline cut short.
     const auto miss = [&](bool told) {
-      if (told || !told_) why_ = fmt::format("{}: {}", to_text(endpoint), why);
+      if (told || (!told_ && (why_.empty() || Clock::now() < deadline_)))
+        why_ = fmt::format("{}: {}", to_text(endpoint), why);
       told_ = told_ || told;
       return std::nullopt;
     };
@@ -54,7 +56,7 @@ class Client {
     if (!missing_.empty()) throw did_not_come(joining_.group, missing_, Call::creation, seconds);
     throw Error(ErrorCode::timeout,
                 fmt::format("group '{}': rank {} found no rendezvous within {:.3g} s ({})", joining_.group,
-                            joining_.rank, seconds, why_),
+                            joining_.rank, seconds, why_.empty() ? "it has no address" : why_),
                 ErrorScope::communicator);
   }
   void set_why(std::string why) { why_ = std::move(why); }
@@ -115,7 +117,7 @@ class Client {
   const Deadline deadline_, start_;
   std::vector<int> missing_;
   bool told_ = false;
-  std::string why_ = "no address";
+  std::string why_;
 };
 
 }  // namespace

@@ -11,6 +11,24 @@
 
 namespace bdcp::comm {
 
+namespace {
+
+void put_shape(std::string& out, const RowShape& shape) {
+  put(out, static_cast<std::uint64_t>(shape.rows));
+  put(out, static_cast<std::uint64_t>(shape.heads));
+  put(out, static_cast<std::uint64_t>(shape.head_bytes));
+}
+
+RowShape take_shape(Reader& reader) {
+  RowShape shape;
+  shape.rows = static_cast<std::int64_t>(reader.number<std::uint64_t>());
+  shape.heads = static_cast<std::int64_t>(reader.number<std::uint64_t>());
+  shape.head_bytes = static_cast<std::int64_t>(reader.number<std::uint64_t>());
+  return shape;
+}
+
+}  // namespace
+
 OneThread::OneThread(std::atomic<bool>& busy, const Group& group) : busy_(busy) {
   group.check();  // first: after a fork nothing else can be trusted
   if (busy_.exchange(true, std::memory_order_acquire))
@@ -64,6 +82,28 @@ Error transfer_differs(const std::string& group, int source, int destination, co
       ErrorScope::communicator);
 }
 
+std::string encode_gathers(std::span<const GatherOp> ops) {
+  std::string out;
+  for (const GatherOp& op : ops) put_shape(out, shape_of(op.own));
+  return out;
+}
+
+std::optional<Error> check_gathers(const std::string& group, std::span<const std::string> by_rank) {
+  for (std::size_t r = 1; r < by_rank.size(); ++r) {
+    if (by_rank[r] == by_rank[0]) continue;
+    Reader own(by_rank[0]), theirs(by_rank[r]);
+    while (own.ok() && theirs.ok()) {
+      const bool sent = theirs.left() > 0, expected = own.left() > 0;
+      const RowShape from = sent ? take_shape(theirs) : RowShape{},
+                     to = expected ? take_shape(own) : RowShape{};
+      if (!sent && !expected) break;
+      const std::string what = sides_differ(sent ? &from : nullptr, expected ? &to : nullptr);
+      if (!what.empty()) return transfer_differs(group, static_cast<int>(r), 0, what);
+    }
+  }
+  return std::nullopt;
+}
+
 std::string encode_sides(std::span<const TransferOp> sends, std::span<const TransferOp> recvs) {
   std::string out;
   for (const std::uint8_t receives : {0, 1})
@@ -71,9 +111,7 @@ std::string encode_sides(std::span<const TransferOp> sends, std::span<const Tran
       if (op.rows.bytes() == 0) continue;
       put(out, receives);
       put(out, static_cast<std::uint32_t>(op.peer));
-      put(out, static_cast<std::uint64_t>(op.rows.rows));
-      put(out, static_cast<std::uint64_t>(op.rows.heads));
-      put(out, static_cast<std::uint64_t>(op.rows.head_bytes));
+      put_shape(out, shape_of(op.rows));
     }
   return out;
 }
@@ -89,10 +127,7 @@ std::optional<Error> check_sides(const std::string& group, std::span<const std::
     while (reader.ok() && reader.left() > 0) {
       const bool receives = reader.number<std::uint8_t>() != 0;
       const int peer = static_cast<int>(reader.number<std::uint32_t>());
-      RowShape shape;
-      shape.rows = static_cast<std::int64_t>(reader.number<std::uint64_t>());
-      shape.heads = static_cast<std::int64_t>(reader.number<std::uint64_t>());
-      shape.head_bytes = static_cast<std::int64_t>(reader.number<std::uint64_t>());
+      const RowShape shape = take_shape(reader);
       if (receives) {
         pairs[{peer, rank}].expected.push_back(shape);
       } else {

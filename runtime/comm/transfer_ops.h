@@ -30,6 +30,9 @@ Error transfer_differs(const std::string& group, int source, int destination, co
 
 /// One rank's side of a transfer, for the others to check.
 std::string encode_sides(std::span<const TransferOp> sends, std::span<const TransferOp> recvs);
+/// The same for gathers, whose sides are all alike: a few bytes, whatever the number of ranks.
+std::string encode_gathers(std::span<const GatherOp> ops);
+std::optional<Error> check_gathers(const std::string& group, std::span<const std::string> by_rank);
 /// The first pair of sides that do not match, the same on every rank that holds the same encodings.
 std::optional<Error> check_sides(const std::string& group, std::span<const std::string> by_rank);
 

@@ -147,10 +147,13 @@ class GpuFixture : public ::testing::Test {
     if (!why.empty()) GTEST_SKIP() << "no NVRTC: " << why;
   }
   /// For calls with device tensors.
-  std::shared_ptr<const attention::PreparedAttention> prepare_on_device(
-      const CallShape& shape, const plan::RankPlan& plan, const attention::Options& options = {}) {
+  std::shared_ptr<const attention::PreparedAttention> prepare_on_device(const CallShape& shape,
+                                                                        const plan::RankPlan& plan,
+                                                                        attention::Options options = {}) {
+    options.unproven = true;
     const auto tables = pool_->make_tables();
-    auto prepared = backend_->prepare(shape, plan, options, {device_, cache_.get(), {}, tables});
+    const auto note = [this](const Downgrade& downgrade) { downgrades_.emplace_back(downgrade.code); };
+    auto prepared = backend_->prepare(shape, plan, options, {device_, cache_.get(), note, tables});
     tables->upload();
     return prepared;
   }
@@ -188,7 +191,8 @@ class GpuFixture : public ::testing::Test {
   std::shared_ptr<device::TablePool> pool_;
   std::unique_ptr<jit::KernelCache> cache_;
   std::unique_ptr<attention::Backend> backend_;
-  std::size_t offset_ = 4;  ///< only element alignment is promised
+  std::vector<std::string> downgrades_;  ///< codes, of all prepared calls
+  std::size_t offset_ = 4;               ///< only element alignment is promised
 };
 
 /// The CUDA backends of this build: tests with this parameter reach every one that is added.

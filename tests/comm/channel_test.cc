@@ -171,7 +171,7 @@ TEST(SocketRanks, TheDeathOfAnInnerRankReachesEveryComponent) {
     ASSERT_TRUE(errors[rank]);
     EXPECT_EQ(errors[rank]->code(), ErrorCode::peer_failed);
     EXPECT_EQ(errors[rank]->origin_rank(), 1);
-    EXPECT_THAT(errors[rank]->message(), HasSubstr("in the creation of the communicator"));
+    EXPECT_THAT(errors[rank]->message(), HasSubstr("the creation of the communicator"));
   }
 }
 

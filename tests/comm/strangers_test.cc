@@ -224,7 +224,7 @@ TEST(Rendezvous, StaleAndForeignProcessesAreRefusedByName) {
     const comm::Joining joining{std::move(job), "cp", {0, 1}, 1, "host", "", true};
     test::expect_error(ErrorCode::timeout, words, [&] {
       comm::join_group(
-          joining, [&] { return std::vector<Endpoint>{hub.endpoint}; }, 0.2);
+          joining, [&] { return std::vector<Endpoint>{hub.endpoint}; }, 0.5);
     });
   };
   refused({"run", 0, "secret"},

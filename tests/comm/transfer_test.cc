@@ -162,6 +162,17 @@ TEST_P(Exchange, SidesThatDoNotMatchAreNamedOnEveryRank) {
   }
 }
 
+TEST_P(Exchange, GathersThatDifferAreNamedOnEveryRank) {
+  for (const std::size_t odd : {std::size_t{0}, std::size_t{3}}) {
+    const Outcomes outcomes = run_ranks(GetParam().make(3), [&](Communicator& handle) {
+      std::vector<int> own(handle.rank() == 1 ? odd : 2), all(own.size() * 3);
+      const GatherOp op{as_rows(own), as_rows(all)};
+      handle.group()->all_gather({&op, 1}, {}, {});
+    });
+    expect_divergence(outcomes, {"transfer from rank "});
+  }
+}
+
 TEST_P(Exchange, RanksInDifferentCallsAreNamedOnEveryRank) {
   const Outcomes outcomes = run_ranks(GetParam().make(3), [](Communicator& handle) {
     std::vector<int> own(1), all(3);

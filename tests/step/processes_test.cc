@@ -218,6 +218,18 @@ TEST(Drills, ARankThatLeavesIsNamedByThoseWhoNeedIt) {
   expect_error(job, {0, 2}, "peer_failed", 1, {"it left the group", "seen by rank"});
 }
 
+TEST(Drills, LeavingWaitsForNoPeerThatIsStopped) {
+  Job job(3, command({"do=steps", "odd=0", "how=leave_late"}));
+  for (const int rank : {0, 1, 2}) ASSERT_TRUE(job.wait_for(rank, "step 1")) << job.all_text();
+  job.send_signal(1, SIGSTOP);
+  ASSERT_TRUE(job.wait_for(0, "leaving")) << job.all_text();
+  EXPECT_LT(job.finish({0}), kMore);
+  EXPECT_THAT(job[0].text, HasSubstr("end\n")) << job.all_text();
+  job.send_signal(1, SIGCONT);
+  job.finish();
+  expect_error(job, {1, 2}, "peer_failed", 0, {"it left the group"});
+}
+
 TEST(Drills, SurvivorsFormANewCommunicatorAndGoOn) {
   // The rendezvous of the job lives with rank 0: whoever survives it meets elsewhere.
   comm::Fd probe = comm::listen_on("127.0.0.1", 0);

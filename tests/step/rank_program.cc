@@ -92,6 +92,10 @@ void steps(const Setting& setting, const Communicator& comm) {
     if (how == "die_before") raise(SIGKILL);
     if (how == "stop_before") raise(SIGSTOP);
     if (how == "leave") return say("left");
+    if (how == "leave_late") {
+      nap(1);
+      return say("leaving");
+    }
     if (how == "skip_step") {
       nap(60);
       return;
