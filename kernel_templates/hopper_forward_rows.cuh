@@ -38,14 +38,14 @@ struct HopperConsumer {
 
   __device__ static void release(const u64* empty) {
     __syncwarp();  // no lane still waits for the phase that this ends
-    if (lane() == 0) mbarrier_arrive(smem_address(empty));
+    if (lane() == 0) barrier_arrive(smem_address(empty));
   }
   __device__ void await(const u64* full, int use) const {
-    mbarrier_wait(smem_address(full + buffer_of<Config::kStages>(use)), parity_of<Config::kStages>(use));
+    barrier_wait(smem_address(full + buffer_of<Config::kStages>(use)), parity_of<Config::kStages>(use));
   }
   /// Turns of the warpgroups at issuing products; barrier 1 + warpgroup is its turn.
   __device__ void await_turn() const {
-    if (active == Config::kWgs && Config::kWgs > 1) named_barrier_sync(1 + warpgroup, 256);
+    if (active == Config::kWgs && Config::kWgs > 1) named_barrier(1 + warpgroup, 256);
   }
   __device__ void pass_turn() const {
     if (active == Config::kWgs && Config::kWgs > 1)
@@ -199,7 +199,7 @@ struct HopperConsumer {
   __device__ void open_tile() {
     float s[kN / 2];
     const Visible keys = visible();  // arrives while Q does
-    mbarrier_wait(smem_address(&hopper_shared().q_full[buffer()]), parity_of<Config::kSlots>(round));
+    barrier_wait(smem_address(&hopper_shared().q_full[buffer()]), parity_of<Config::kSlots>(round));
     await(hopper_shared().k_full, used);
     multiply_qk(s, used);
     wgmma_wait<0>();
@@ -294,7 +294,7 @@ struct HopperConsumer {
                        : "memory");
         }
         fence_async_proxy();
-        named_barrier_sync(4 + warpgroup, 128);
+        named_barrier(4 + warpgroup, 128);
         pin_registers(p);
         wgmma_fence();
 #pragma unroll
@@ -304,7 +304,7 @@ struct HopperConsumer {
         wgmma_commit();
         wgmma_wait<0>();
         pin_registers(part);
-        named_barrier_sync(4 + warpgroup, 128);
+        named_barrier(4 + warpgroup, 128);
       }
 #pragma unroll
       for (int i = 0; i < kWide / 2; ++i) {
@@ -334,7 +334,7 @@ struct HopperConsumer {
         out[i + 1] = sum == 0.f ? 0.f : out[i + 1] * inverse;
       }
     }
-    named_barrier_sync(4 + warpgroup, 128);  // every warp is done with these rows of Q
+    named_barrier(4 + warpgroup, 128);  // every warp is done with these rows of Q
     const int row = warpgroup * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() % 16;
     const u32 base = q_address(buffer()) + row * 128;
 #pragma unroll
@@ -353,7 +353,7 @@ struct HopperConsumer {
 
   /// Waits until the producer names a tile; false after the last one.
   __device__ bool await_tile() const {
-    mbarrier_wait(smem_address(&hopper_shared().tile_full[buffer()]), parity_of<Config::kSlots>(round));
+    barrier_wait(smem_address(&hopper_shared().tile_full[buffer()]), parity_of<Config::kSlots>(round));
     return uniform(slot().group) >= 0;
   }
   __device__ void run() {

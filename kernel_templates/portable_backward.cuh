@@ -390,15 +390,8 @@ struct BackwardTile {
 
   /// All q heads and row blocks of the tile, in order, for its segments [seg_begin, seg_end).
   __device__ void walk(int seg_begin, int seg_end) {
-#pragma unroll
-    for (int kt = 0; kt < kKt; ++kt)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int n = 0; n < Shape::kDimPad / 16; ++n) dk[kt][n][i] = 0.f;
-#pragma unroll
-        for (int n = 0; n < Shape::kDimVPad / 16; ++n) dv[kt][n][i] = 0.f;
-      }
+    clear(dk);
+    clear(dv);
     bad = false;
     const int rows = shared.tile.q_end - shared.tile.q_begin, blocks = rows <= 0 ? 0 : (rows - 1) / kM + 1;
     if (blocks == 0) return;

@@ -199,20 +199,16 @@ struct ForwardTile : RowTile<PortableForwardArgs> {
         });
   }
 
-  /// All of the tile's blocks, right to left. Needs Q's loads issued (uncommitted is fine).
+  /// All of the tile's blocks, right to left. Needs Q's loads issued.
   __device__ void walk() {
+    clear(out);
 #pragma unroll
-    for (int mt = 0; mt < kMt; ++mt) {
-#pragma unroll
-      for (int n = 0; n < Shape::kDimVPad / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out[mt][n][i] = 0.f;
+    for (int mt = 0; mt < kMt; ++mt)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         row_max[mt][half] = negative_infinity();
         row_sum(mt, half) = 0.f;
       }
-    }
     const int blocks = RowTile::blocks();
     if (blocks == 0) return;
     load_block(0, shared().tile.k_begin + (blocks - 1) * kN);

@@ -11,6 +11,7 @@
 #include "attention/device_list.h"
 #include "attention/hopper_config.h"
 #include "attention/hopper_work.h"
+#include "attention/kernel_tensor.h"
 #include "attention/prepared_kernels.h"
 #include "base/check.h"
 #include "jit/kernel_info.h"
@@ -68,10 +69,6 @@ device::TensorMapSpec packed_map(const ConstTensorView& view, int tile, int pack
   spec.strides = {head, row, row, head * packed};
   spec.box = {64, static_cast<std::uint32_t>(pack), static_cast<std::uint32_t>(tile), 1, 1};
   return spec;
-}
-
-kernel::Tensor to_kernel(const ConstTensorView& view) {
-  return {const_cast<void*>(view.data), view.token_stride, view.head_stride};
 }
 
 class HopperAttention final : public PreparedAttention {

@@ -10,6 +10,7 @@
 #include "attention/backend.h"
 #include "attention/call_checks.h"
 #include "attention/device_list.h"
+#include "attention/kernel_tensor.h"
 #include "attention/portable_config.h"
 #include "attention/portable_work.h"
 #include "attention/prepared_kernels.h"
@@ -46,10 +47,6 @@ std::array<jit::KernelSpec, kKernels> make_specs(const CallShape& shape, const s
 }
 
 int kernels_of(const CallShape& shape) { return shape.backward ? kKernels : kForward + 1; }
-
-kernel::Tensor to_kernel(const ConstTensorView& view) {
-  return {const_cast<void*>(view.data), view.token_stride, view.head_stride};
-}
 
 /// Every row of the tensor starts on 16 bytes. Tensors without rows are never read.
 bool aligned_16(const ConstTensorView& view) {

@@ -28,6 +28,17 @@ jit::KernelSpec base_spec(const char* kernel, const CallShape& shape, const std:
   return spec;
 }
 
+/// The constants of kernels that keep a tile of query rows. Config: PortableForwardConfig or PortableDqConfig.
+template <class Config>
+void add_row_tile(jit::KernelSpec& spec, const CallShape& shape, const Config& c) {
+  spec.add("kPack", c.pack)
+      .add("kRatio", shape.heads_q / shape.heads_kv)
+      .add("kM", c.rows)
+      .add("kN", c.keys)
+      .add("kWarps", c.warps)
+      .add("kCtas", c.ctas);
+}
+
 /// What a tile of query rows needs: visible keys per row and needed keys per warp (8 bytes each), the tile
 /// (32), what is loaded (8), the head and the document of a pass (8).
 int row_tile_smem(int rows, int warps) { return round_up((rows + warps) * 8 + 32 + 8 + 8, 16); }
@@ -127,12 +138,7 @@ jit::KernelSpec portable_forward_spec(const CallShape& shape, const std::string&
                                       bool aligned) {
   const PortableForwardConfig c = portable_forward_config(shape, arch, short_documents);
   jit::KernelSpec spec = base_spec("portable_forward", shape, arch, aligned);
-  spec.add("kPack", c.pack)
-      .add("kRatio", shape.heads_q / shape.heads_kv)
-      .add("kM", c.rows)
-      .add("kN", c.keys)
-      .add("kWarps", c.warps)
-      .add("kCtas", c.ctas);
+  add_row_tile(spec, shape, c);
   spec.dynamic_smem = portable_forward_smem(shape, c);
   spec.add("kSmem", spec.dynamic_smem);
   return spec;
@@ -157,13 +163,8 @@ jit::KernelSpec portable_backward_spec(const CallShape& shape, const std::string
 jit::KernelSpec portable_dq_spec(const CallShape& shape, const std::string& arch, bool aligned) {
   const PortableDqConfig c = portable_dq_config(shape, arch);
   jit::KernelSpec spec = base_spec("portable_backward_dq", shape, arch, aligned);
-  spec.add("kPack", c.pack)
-      .add("kRatio", shape.heads_q / shape.heads_kv)
-      .add("kM", c.rows)
-      .add("kN", c.keys)
-      .add("kWarps", c.warps)
-      .add("kCtas", c.ctas)
-      .add("kStagesV", c.v_stages);
+  add_row_tile(spec, shape, c);
+  spec.add("kStagesV", c.v_stages);
   spec.dynamic_smem = portable_dq_smem(shape, c);
   spec.add("kSmem", spec.dynamic_smem);
   return spec;
