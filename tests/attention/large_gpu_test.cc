@@ -27,11 +27,19 @@ class LargeGpu : public BackendGpu {
   }
 };
 
+/// What would take the reference kernels minutes.
+class LargeFastGpu : public LargeGpu {};
+
+std::vector<BackendKind> fast_backends() {
+  std::vector<BackendKind> kinds = cuda_backends();
+  std::erase(kinds, BackendKind::reference);
+  return kinds;
+}
+
 // The same documents over and over: what lies past 2^31 elements must equal what lies at the front.
-TEST_P(LargeGpu, RowsPastTwoToTheThirtyOneElements) {
-  if (reference()) GTEST_SKIP() << "would take minutes";
+TEST_P(LargeFastGpu, RowsPastTwoToTheThirtyOneElements) {
   const CallShape shape = make_shape(64, 64, 128, DType::bf16);
-  if (const std::string why = refuses(shape); !why.empty()) GTEST_SKIP() << "refused: " << why;
+  ASSERT_EQ(refuses(shape), "");
   const std::vector<std::int64_t> period{300, 77, 5, 130};
   constexpr std::int64_t kPeriod = 512, kPeriods = 540, kRows = kPeriod * kPeriods;
   const std::int64_t width = std::int64_t{shape.heads_q} * shape.head_dim;
@@ -120,7 +128,7 @@ TEST_P(LargeGpu, StridesPastTwoToTheThirtyOneElements) {
   Case c;
   c.layout = from_lengths({150, 1, 20}, {150, 1, 20}, 3, 3, "far apart");
   c.shape = make_shape(4, 2, 64, DType::bf16);
-  if (const std::string why = refuses(c.shape); !why.empty()) GTEST_SKIP() << "refused: " << why;
+  ASSERT_EQ(refuses(c.shape), "");
   constexpr std::int64_t kStride = std::int64_t{14} << 20;
   const std::int64_t rows = c.layout.rows();
   ASSERT_GT((rows - 1) * kStride, std::int64_t{1} << 31);
@@ -178,10 +186,9 @@ TEST_P(LargeGpu, StridesPastTwoToTheThirtyOneElements) {
 }
 
 // All logits zero, all of V one: what results must be is known without an oracle.
-TEST_P(LargeGpu, FourMillionKeys) {
-  if (reference()) GTEST_SKIP() << "would take minutes";
+TEST_P(LargeFastGpu, FourMillionKeys) {
   const CallShape shape = make_shape(1, 1, 128, DType::bf16);
-  if (const std::string why = refuses(shape); !why.empty()) GTEST_SKIP() << "refused: " << why;
+  ASSERT_EQ(refuses(shape), "");
   constexpr std::int64_t kRows = 64, kKeys = std::int64_t{1} << 22;
   const auto prepared =
       prepare_on_device(shape, single_rank_plan(from_lengths({kRows}, {kKeys}, 0, 0, "2^22 keys")));
@@ -241,6 +248,7 @@ TEST_P(LargeGpu, FourMillionKeys) {
   }
 }
 
+INSTANTIATE_TEST_SUITE_P(Cuda, LargeFastGpu, ::testing::ValuesIn(fast_backends()), backend_name);
 INSTANTIATE_TEST_SUITE_P(Cuda, LargeGpu, ::testing::ValuesIn(cuda_backends()), backend_name);
 
 }  // namespace
