@@ -39,6 +39,8 @@ struct HopperForwardArgs {
   int item_count;
   int groups;  ///< heads_q / Config::kPack
   int remote_len;
+  /// Zero at the start, and again at the end: the CTAs draw their items from it. Null: items are dealt out.
+  int* ticket;
   float scale_log2;  ///< softmax scale * log2(e)
 };
 

@@ -18,12 +18,26 @@ struct HopperProducer {
 
   __device__ explicit HopperProducer(const HopperForwardArgs& a) : args(a) {}
 
-  /// This CTA's item of a round. Items are sorted, longest first; every other round goes backwards so that no
-  /// CTA always gets the longer one.
-  __device__ static int item(int round) {
+  /// This CTA's item of a round where items are dealt out: of the first two rounds, and of all without a
+  /// ticket. Every other round goes backwards so that no CTA always gets the longer one.
+  __device__ static int dealt(int round) {
     int ctas = gridDim.x, cta = blockIdx.x;
     asm volatile("" : "+r"(ctas), "+r"(cta));  // formed again, as in copy_across
     return round * ctas + (round & 1 ? ctas - 1 - cta : cta);
+  }
+  __device__ int draw() const { return args.ticket && threadIdx.x % 32 == 0 ? atomicAdd(args.ticket, 1) : 0; }
+  /// The item of a round from 2 on, and the next draw. Every CTA draws until an item past the end, so that the
+  /// number of draws is known and the last of them can leave the ticket at zero.
+  __device__ int drawn_item(int round, int& drawn) const {
+    if (!args.ticket) return dealt(round);
+    int value = __shfl_sync(0xffffffffu, drawn, 0), ctas = gridDim.x;
+    asm volatile("" : "+r"(ctas));
+    const int rest = max(args.item_count - 2 * ctas, 0);
+    if (value < rest)
+      drawn = draw();
+    else if (value == rest + ctas - 1 && threadIdx.x % 32 == 0)
+      *args.ticket = 0;
+    return 2 * ctas + value;
   }
   /// Opaque, since what division by it needs would be kept in registers.
   __device__ int groups() const {
@@ -43,12 +57,13 @@ struct HopperProducer {
   __device__ int word(int i) const { return __shfl_sync(0xffffffffu, mine, i); }
 
   __device__ void run() {
-    int next = load_tile(item(0));
+    int current = dealt(0), following = dealt(1), drawn = draw();
+    int next = load_tile(current);
 #pragma unroll 1
     for (int round = 0;; ++round) {
       mine = next;
-      next = load_tile(item(round + 1));  // arrives while this tile is loaded
-      const int current = item(round), group = current < args.item_count ? current % groups() : -1;
+      next = load_tile(following);  // arrives while this tile is loaded
+      const int group = current < args.item_count ? current % groups() : -1;
       head = group * Config::kPack / Config::kRatio;
       int block = group < 0 ? 0 : static_cast<int>((static_cast<u32>(word(3) - word(2)) + kN - 1) / kN);
       loaded += block;
@@ -62,6 +77,8 @@ struct HopperProducer {
           open_slot(round, group, block > 0);
         open = true;
       } while (--block >= 0);
+      current = following;
+      following = drawn_item(round + 2, drawn);
       if (group < 0) return;
     }
   }

@@ -177,11 +177,13 @@ class StepBuilder {
   std::vector<std::shared_ptr<const attention::PreparedAttention>> prepare_shapes(
       const attention::Backend& backend, const Draft& draft) const {
     const auto& device = draft.step->device_handle;
-    const attention::PrepareContext context{
-        .device = device,
-        .cache = runtime_.services.cache.get(),
-        .on_downgrade = report_to(draft.step->policy),
-        .tables = device ? runtime_.table_pool(device)->make_tables() : nullptr};
+    const Runtime::Impl::DeviceMemory memory =
+        device ? runtime_.device_memory(device) : Runtime::Impl::DeviceMemory{};
+    const attention::PrepareContext context{.device = device,
+                                            .cache = runtime_.services.cache.get(),
+                                            .on_downgrade = report_to(draft.step->policy),
+                                            .tables = device ? memory.tables->make_tables() : nullptr,
+                                            .counters = memory.counters};
     std::vector<std::shared_ptr<const attention::PreparedAttention>> prepared;
     for (const CallShape& shape : shapes_) {
       prepared.push_back(backend.prepare(shape, draft.step->plan, draft.options, context));

@@ -120,11 +120,12 @@ std::shared_ptr<const GroupPolicy> Runtime::Impl::group_policy(const Ticket& tic
   return ticket.state->policy = std::move(made);
 }
 
-std::shared_ptr<device::TablePool> Runtime::Impl::table_pool(const std::shared_ptr<device::Device>& device) {
+Runtime::Impl::DeviceMemory Runtime::Impl::device_memory(const std::shared_ptr<device::Device>& device) {
   std::lock_guard lock(mutex);
-  std::shared_ptr<device::TablePool>& pool = table_pools[device.get()];
-  if (!pool) pool = std::make_shared<device::TablePool>(device);
-  return pool;
+  DeviceMemory& memory = memory_of_devices[device.get()];
+  if (!memory.tables) memory.tables = std::make_shared<device::TablePool>(device);
+  if (!memory.counters) memory.counters = std::make_shared<device::StreamCounters>(device);
+  return memory;
 }
 
 Runtime Runtime::create(RuntimeOptions options) { return Runtime(std::make_shared<Impl>(std::move(options))); }

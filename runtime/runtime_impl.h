@@ -14,6 +14,7 @@
 #include "bdcp/runtime.h"
 #include "comm/call_ledger.h"
 #include "device/device.h"
+#include "device/stream_counters.h"
 #include "device/tables.h"
 #include "group_policy.h"
 #include "step_impl.h"
@@ -56,7 +57,12 @@ struct Runtime::Impl {
                                                   const std::shared_ptr<const Policy>& active,
                                                   const std::shared_ptr<const Policy>& newest);
   /// Where steps on the device keep their work lists.
-  std::shared_ptr<device::TablePool> table_pool(const std::shared_ptr<device::Device>& device);
+  /// What steps on one device share.
+  struct DeviceMemory {
+    std::shared_ptr<device::TablePool> tables;
+    std::shared_ptr<device::StreamCounters> counters;
+  };
+  DeviceMemory device_memory(const std::shared_ptr<device::Device>& device);
 
   Step begin_step(const DocLayout& layout, std::span<const CallShape> shapes, const Communicator& comm,
                   const StepOptions& options, const Ticket& ticket);
@@ -71,7 +77,7 @@ struct Runtime::Impl {
   std::mutex mutex;  ///< guards what follows
   std::shared_ptr<const Policy> latest;
   std::map<const comm::Group*, std::shared_ptr<CommState>> communicators;
-  std::map<const device::Device*, std::shared_ptr<device::TablePool>> table_pools;  ///< which keep the devices
+  std::map<const device::Device*, DeviceMemory> memory_of_devices;  ///< which keeps the devices
   bool driver_tried = false;
   std::shared_ptr<const device::Driver> driver_handle;
   std::string driver_why;

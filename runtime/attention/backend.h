@@ -10,6 +10,7 @@
 #include "bdcp/runtime.h"
 #include "bdcp/types.h"
 #include "device/device.h"
+#include "device/stream_counters.h"
 #include "device/tables.h"
 #include "jit/kernel_cache.h"
 #include "jit/kernel_spec.h"
@@ -83,6 +84,8 @@ struct PrepareContext {
   /// Takes the work lists; needed with a device. Uploaded by the caller before the first call, once for all
   /// shapes.
   std::shared_ptr<device::Tables> tables;
+  /// Of the device, for kernels that draw their work; needed with a device.
+  std::shared_ptr<device::StreamCounters> counters;
 };
 
 class Backend {

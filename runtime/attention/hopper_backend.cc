@@ -15,6 +15,7 @@
 #include "attention/prepared_kernels.h"
 #include "base/check.h"
 #include "jit/kernel_info.h"
+#include "plan/document_groups.h"
 
 namespace bdcp::attention {
 namespace {
@@ -80,6 +81,7 @@ class HopperAttention final : public PreparedAttention {
         plan_(plan),
         device_(context.device),
         tables_(context.tables),
+        counters_(context.counters),
         on_downgrade_(context.on_downgrade),
         portable_(std::move(portable)) {
     const HopperLayout layout = layout_of(plan, options);
@@ -87,7 +89,9 @@ class HopperAttention final : public PreparedAttention {
     kernel_ = memo.get(shape, options, static_cast<int>(layout), context, [&] {
       return std::vector<jit::KernelSpec>{hopper_forward_spec(shape, device_->facts().arch, layout)};
     });
-    const HopperWork work = make_hopper_work(plan, config_.tokens(), config_.keys, !options.batch_invariant);
+    const std::int64_t key_bytes = (shape.head_dim + shape.dim_v()) * kElement * shape.heads_kv;
+    const HopperWork work = make_hopper_work(plan, config_.tokens(), config_.keys, !options.batch_invariant,
+                                             plan::rows_in_cache(device_->facts().l2_bytes, key_bytes));
     require(work.tiles.size() * groups() < (std::size_t{1} << 30), ErrorCode::unsupported, [&] {
       return fmt::format("{} tiles of {} head groups; the kernel counts up to 2^30 items", work.tiles.size(),
                          groups());
@@ -135,6 +139,7 @@ class HopperAttention final : public PreparedAttention {
     args.item_count = static_cast<int>(items);
     args.groups = static_cast<int>(groups());
     args.remote_len = static_cast<int>(plan_.remote_len);
+    args.ticket = counters_->of(stream.handle);
     args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
     const auto ctas = std::min<std::size_t>(items, static_cast<std::size_t>(device_->facts().sm_count));
     void* parameters[] = {&args};
@@ -182,6 +187,7 @@ class HopperAttention final : public PreparedAttention {
   plan::RankPlan plan_;
   std::shared_ptr<device::Device> device_;
   std::shared_ptr<const device::Tables> tables_;
+  std::shared_ptr<device::StreamCounters> counters_;
   std::function<void(const Downgrade&)> on_downgrade_;
   std::shared_ptr<const PreparedAttention> portable_;
   HopperForwardConfig config_;
@@ -228,8 +234,10 @@ class HopperBackend final : public Backend {
   std::shared_ptr<const PreparedAttention> prepare(const CallShape& shape, const plan::RankPlan& plan,
                                                    const Options& options,
                                                    const PrepareContext& context) const override {
-    require(context.device != nullptr && context.cache != nullptr && context.tables != nullptr,
-            ErrorCode::invalid_argument, "the hopper backend needs a CUDA device, a kernel cache and tables");
+    require(context.device != nullptr && context.cache != nullptr && context.tables != nullptr &&
+                context.counters != nullptr,
+            ErrorCode::invalid_argument,
+            "the hopper backend needs a CUDA device, a kernel cache, tables and counters");
     const plan::Verdict verdict = can(shape, Target{&context.device->facts()}, options);
     require(verdict.ok, ErrorCode::unsupported, verdict.text.c_str());
     return std::make_shared<HopperAttention>(shape, plan, options, context, kernels_,

@@ -22,9 +22,11 @@ void append_visible(std::vector<kernel::KeyRange>& visible, const plan::RankPlan
 
 }  // namespace
 
-HopperWork make_hopper_work(const plan::RankPlan& plan, int tokens, int keys, bool share) {
-  const plan::TileSchedule schedule =
-      plan::make_tile_schedule(plan, {.rows = tokens, .keys = keys, .share_short = share, .shared_keys = keys});
+HopperWork make_hopper_work(const plan::RankPlan& plan, int tokens, int keys, bool share,
+                            std::int64_t group_rows) {
+  const plan::TileSchedule schedule = plan::make_tile_schedule(
+      plan,
+      {.rows = tokens, .keys = keys, .share_short = share, .shared_keys = keys, .group_rows = group_rows});
   HopperWork work;
   work.local_count = static_cast<std::size_t>(schedule.local_tiles);
   work.tiles.reserve(schedule.tiles.size());

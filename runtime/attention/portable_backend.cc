@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "jit/kernel_info.h"
 #include "kernel_templates/portable_args.h"
+#include "plan/document_groups.h"
 #include "plan/tile_schedule.h"
 
 namespace bdcp::attention {
@@ -82,15 +83,24 @@ class PortableAttention final : public PreparedAttention {
     forward_ = portable_forward_config(shape, arch, short_docs);
     backward_ = portable_backward_config(shape, arch);
     segments_ = DeviceList<kernel::Segment>(*context.tables, to_kernel_segments(plan));
-    const auto tiles = make_query_tiles(
-        plan, {.rows = forward_.tokens(), .keys = forward_.keys, .share_short = !options.batch_invariant});
+    // What tiles of queries read again, and tiles of keys read and add to.
+    const std::int64_t dims = shape.head_dim + shape.dim_v(),
+                       element = static_cast<std::int64_t>(size_of(shape.dtype));
+    const std::int64_t key_rows = rows_in_cache(shape.heads_kv * dims * element);
+    const std::int64_t query_rows =
+        rows_in_cache(shape.heads_q * (dims * element + (options.deterministic ? 0 : shape.head_dim * 4)));
+    const auto tiles = make_query_tiles(plan, {.rows = forward_.tokens(),
+                                               .keys = forward_.keys,
+                                               .share_short = !options.batch_invariant,
+                                               .group_rows = key_rows});
     tiles_ = DeviceList<kernel::PortableTile>(*context.tables, tiles.items, tiles.local_count);
     if (!shape.backward) return;
-    const auto key_tiles = make_key_tiles(plan, backward_.keys, !options.batch_invariant);
+    const auto key_tiles = make_key_tiles(plan, backward_.keys, !options.batch_invariant, query_rows);
     key_tiles_ = DeviceList<kernel::PortableKeyTile>(*context.tables, key_tiles.items, key_tiles.local_count);
     if (options.deterministic) {
       dq_ = portable_dq_config(shape, arch);
-      const auto dq_tiles = make_dq_tiles(plan, {.rows = dq_.tokens(), .keys = dq_.keys}, backward_.keys);
+      const auto dq_tiles =
+          make_dq_tiles(plan, {.rows = dq_.tokens(), .keys = dq_.keys, .group_rows = key_rows}, backward_.keys);
       dq_tiles_ = DeviceList<kernel::PortableTile>(*context.tables, dq_tiles.items, dq_tiles.local_count);
     }
     // No dQ is summed in memory then.
@@ -186,6 +196,10 @@ class PortableAttention final : public PreparedAttention {
   }
 
  private:
+  std::int64_t rows_in_cache(std::int64_t row_bytes) const {
+    return plan::rows_in_cache(device_->facts().l2_bytes, row_bytes);
+  }
+
   static std::vector<kernel::Segment> to_kernel_segments(const plan::RankPlan& plan) {
     std::vector<kernel::Segment> segments;
     segments.reserve(plan.segments.size());

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "plan/cost_order.h"
+#include "plan/document_groups.h"
 
 namespace bdcp::attention {
 namespace {
@@ -92,7 +92,7 @@ PartList<PortableTile> make_dq_tiles(const RankPlan& plan, const plan::TileOptio
   return query_tiles(plan, alone, keys + 1);
 }
 
-PartList<PortableKeyTile> make_key_tiles(const RankPlan& plan, int keys, bool share) {
+PartList<PortableKeyTile> make_key_tiles(const RankPlan& plan, int keys, bool share, std::int64_t group_rows) {
   PartList<PortableKeyTile> list;
   list.items.reserve(plan.segments.size() + static_cast<std::size_t>(plan.key_rows / keys) + 1);
   std::vector<PortableKeyTile> remote;
@@ -130,8 +130,10 @@ PartList<PortableKeyTile> make_key_tiles(const RankPlan& plan, int keys, bool sh
     tile.k_end = static_cast<int>(std::min(begin + keys, end));
     list.items.push_back(tile);
   }
-  plan::sort_costliest_first(list.items, cost);
-  plan::sort_costliest_first(remote, cost);
+  const auto segment = [](const PortableKeyTile& t) { return t.seg_begin; };
+  const plan::DocumentGroups groups = plan::group_documents(plan, group_rows);
+  plan::sort_by_groups(list.items, groups, cost, segment);
+  plan::sort_by_groups(remote, groups, cost, segment);
   list.local_count = list.items.size();
   list.items.insert(list.items.end(), remote.begin(), remote.end());
   return list;

@@ -23,9 +23,11 @@ PartList<kernel::PortableTile> make_query_tiles(const plan::RankPlan& plan, cons
 PartList<kernel::PortableTile> make_dq_tiles(const plan::RankPlan& plan, const plan::TileOptions& options,
                                              int keys);
 
-/// Every key position of the rank, padding and remote rows included, in exactly one tile; longest first in each
-/// part. Whole segments of up to `keys` keys share a tile if `share`.
-PartList<kernel::PortableKeyTile> make_key_tiles(const plan::RankPlan& plan, int keys, bool share);
+/// Every key position of the rank, padding and remote rows included, in exactly one tile; by groups of
+/// documents (plan::TileOptions), in each longest first. Whole segments of up to `keys` keys share a tile if
+/// `share`.
+PartList<kernel::PortableKeyTile> make_key_tiles(const plan::RankPlan& plan, int keys, bool share,
+                                                 std::int64_t group_rows = 0);
 
 /// Every query row, padding included, in exactly one chunk. Rows of segments with at most `keys` keys have
 /// their dQ written by one tile, rows of longer ones by several, rows without keys by nobody.

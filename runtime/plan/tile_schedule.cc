@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "plan/cost_order.h"
+#include "plan/document_groups.h"
 
 namespace bdcp::plan {
 namespace {
@@ -32,10 +32,12 @@ class Builder {
     }
     add_padding();
     const auto cost = [](const Tile& tile) { return tile.cost(); };
-    sort_costliest_first(tiles_, cost);
+    const auto segment = [](const Tile& tile) { return tile.seg_begin; };
+    const DocumentGroups groups = group_documents(plan_, options_.group_rows);
+    sort_by_groups(tiles_, groups, cost, segment);
     TileSchedule schedule;
     schedule.local_tiles = static_cast<std::int32_t>(tiles_.size());
-    sort_costliest_first(remote, cost);
+    sort_by_groups(remote, groups, cost, segment);
     tiles_.insert(tiles_.end(), remote.begin(), remote.end());
     schedule.tiles = std::move(tiles_);
     return schedule;

@@ -14,6 +14,8 @@ struct TileOptions {
   int keys = 128;           ///< key positions per block inside a tile
   bool share_short = true;  ///< whole documents shorter than a tile may share one
   int shared_keys = 0;      ///< most keys of a shared tile; 0: the larger of rows and keys
+  /// Documents of up to this many rows together run together, see group_documents; 0: no groups.
+  std::int64_t group_rows = 0;
 };
 
 /// Query rows [q_begin, q_end) of segments [seg_begin, seg_end) visit key positions [k_begin, k_end).
@@ -28,10 +30,10 @@ struct Tile {
   std::int64_t cost() const { return static_cast<std::int64_t>(q_end - q_begin) * (k_end - k_begin); }
 };
 
-/// Local tiles first (they run while remote K/V is in flight), then remote ones; inside each part longest
-/// first, ties in row order. Every row of the rank is in exactly one tile: rows no key of which is visible,
-/// padding rows included, are in tiles with an empty key range or beside rows that have keys. Padding tiles
-/// have an empty segment range.
+/// Local tiles first (they run while remote K/V is in flight), then remote ones; inside each part by groups of
+/// documents, in each group longest first, ties in row order. Every row of the rank is in exactly one tile:
+/// rows no key of which is visible, padding rows included, are in tiles with an empty key range or beside rows
+/// that have keys. Padding tiles have an empty segment range.
 struct TileSchedule {
   std::vector<Tile> tiles;
   std::int32_t local_tiles = 0;

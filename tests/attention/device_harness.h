@@ -140,6 +140,7 @@ class GpuFixture : public ::testing::Test {
     if (!driver_) GTEST_SKIP() << "no CUDA device: " << why;
     device_ = driver_->device(0);
     pool_ = std::make_shared<device::TablePool>(device_);
+    counters_ = std::make_shared<device::StreamCounters>(device_);
     jit::CacheOptions options;
     options.cache_dir = std::string(BDCP_BINARY_DIR) + "/test-kernel-cache";
     cache_ = std::make_unique<jit::KernelCache>(options, Env::from_process(), nullptr);
@@ -153,7 +154,7 @@ class GpuFixture : public ::testing::Test {
     options.unproven = true;
     const auto tables = pool_->make_tables();
     const auto note = [this](const Downgrade& downgrade) { downgrades_.emplace_back(downgrade.code); };
-    auto prepared = backend_->prepare(shape, plan, options, {device_, cache_.get(), note, tables});
+    auto prepared = backend_->prepare(shape, plan, options, {device_, cache_.get(), note, tables, counters_});
     tables->upload();
     return prepared;
   }
@@ -189,6 +190,7 @@ class GpuFixture : public ::testing::Test {
   std::shared_ptr<const device::Driver> driver_;
   std::shared_ptr<device::Device> device_;
   std::shared_ptr<device::TablePool> pool_;
+  std::shared_ptr<device::StreamCounters> counters_;
   std::unique_ptr<jit::KernelCache> cache_;
   std::unique_ptr<attention::Backend> backend_;
   std::vector<std::string> downgrades_;  ///< codes, of all prepared calls

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "plan/cost_order.h"
+#include "plan/document_groups.h"
 #include "support/expect_error.h"
 #include "support/layouts.h"
 
@@ -69,6 +70,7 @@ void expect_exact_cover(const DocLayout& layout, const TileOptions& options, con
                  std::to_string(options.keys));
     const RankPlan plan = make_rank_plan(layout, global, rank);
     const TileSchedule schedule = make_tile_schedule(plan, options);
+    const DocumentGroups groups = group_documents(plan, options.group_rows);
     EXPECT_EQ(schedule_guard(plan, schedule), "");
     EXPECT_TRUE(visits(plan, schedule, options.keys) == allowed(layout, plan));
     std::vector<int> rows(static_cast<std::size_t>(plan.rows), 0);
@@ -79,7 +81,9 @@ void expect_exact_cover(const DocLayout& layout, const TileOptions& options, con
       const bool first_of_part = i == 0 || i == static_cast<std::size_t>(schedule.local_tiles);
       if (!first_of_part) {
         const Tile& before = schedule.tiles[i - 1];
-        EXPECT_TRUE(before.cost() > tile.cost() ||
+        const int group = groups.of(tile.seg_begin), group_before = groups.of(before.seg_begin);
+        EXPECT_LE(group_before, group);
+        EXPECT_TRUE(group_before < group || before.cost() > tile.cost() ||
                     (before.cost() == tile.cost() && before.q_begin < tile.q_begin));
       }
       // A tile of the remote part holds nothing but the segment with remote keys, and the local part none of
@@ -94,8 +98,9 @@ void expect_exact_cover(const DocLayout& layout, const TileOptions& options, con
 }
 
 const std::vector<TileOptions>& tile_options() {
-  static const std::vector<TileOptions> options = {{8, 8, true},  {16, 4, true}, {4, 16, true},
-                                                   {8, 8, false}, {1, 1, true},  {128, 128, true}};
+  static const std::vector<TileOptions> options = {{8, 8, true},      {16, 4, true}, {4, 16, true},
+                                                   {8, 8, false},     {1, 1, true},  {128, 128, true},
+                                                   {8, 8, true, 0, 1}};
   return options;
 }
 
