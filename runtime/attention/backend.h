@@ -27,6 +27,9 @@ struct Options {
   bool deterministic = false, batch_invariant = false;
   /// dtype of remote dK/dV partials: f32, or the input's (exchange.grad_payload).
   bool payload_f32 = true;
+  /// The hopper backend's own backward where it takes the shape, rather than the portable one. Not set by any
+  /// policy: for tests, until it has been measured.
+  bool hopper_backward = false;
 };
 
 /// Segments [0, plan.remote_segments()) are the remote part; everything else, padding rows included, is the

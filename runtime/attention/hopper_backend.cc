@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <atomic>
 #include <numbers>
+#include <optional>
 
 #include "attention/backend.h"
 #include "attention/call_checks.h"
 #include "attention/device_list.h"
+#include "attention/hopper_backward.h"
 #include "attention/hopper_config.h"
+#include "attention/hopper_maps.h"
 #include "attention/hopper_work.h"
 #include "base/check.h"
 #include "jit/kernel_info.h"
@@ -20,57 +23,10 @@ namespace {
 using kernel::HopperForwardArgs;
 
 constexpr int kMinDim = 8, kMaxDim = 256;
-constexpr std::int64_t kElement = 2;  // bytes
 
 HopperLayout layout_of(const plan::RankPlan& plan, const Options& options) {
   // Batch invariance: the block size must not depend on the layout.
   return options.batch_invariant ? HopperLayout::long_docs : hopper_layout(plan::classify(plan));
-}
-
-/// What a tensor map can describe: 16-byte rows, strides that grow. Tensors without rows are never read.
-bool fits_tma(const ConstTensorView& view) {
-  constexpr std::int64_t kUnit = 16 / kElement, kMaxStride = std::int64_t{1} << 39;
-  if (view.tokens == 0 || !view.data) return true;
-  const auto fits = [&](std::int64_t stride, std::int64_t count) {
-    return count == 1 || (stride > 0 && stride < kMaxStride / kElement && stride % kUnit == 0);
-  };
-  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && fits(view.token_stride, view.tokens) &&
-         fits(view.head_stride, view.heads);
-}
-
-/// The stride in bytes; any valid one where there is nothing to step to.
-std::uint64_t step(std::int64_t stride, std::int64_t count) {
-  return count == 1 ? 16 : static_cast<std::uint64_t>(stride * kElement);
-}
-
-/// Rows by two coordinates that are added, the base `tile` rows early; see HopperForwardArgs.
-device::TensorMapSpec rows_map(const ConstTensorView& view, int tile) {
-  device::TensorMapSpec spec;
-  spec.bf16 = view.dtype == DType::bf16;
-  const std::uint64_t row = step(view.token_stride, view.tokens);
-  spec.base = reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(view.data) -
-                                            static_cast<std::uintptr_t>(tile) * row);
-  spec.rank = 4;
-  spec.dims = {static_cast<std::uint64_t>(view.dim), static_cast<std::uint64_t>(tile),
-               static_cast<std::uint64_t>(view.tokens + tile), static_cast<std::uint64_t>(view.heads)};
-  spec.strides = {row, row, step(view.head_stride, view.heads)};
-  spec.box = {64, static_cast<std::uint32_t>(tile), 1, 1};
-  return spec;
-}
-/// The same with `pack` heads beside each other.
-device::TensorMapSpec packed_map(const ConstTensorView& view, int tile, int pack) {
-  device::TensorMapSpec spec = rows_map(view, tile);
-  const std::uint64_t row = spec.strides[0], head = spec.strides[2];
-  const auto heads = static_cast<std::uint64_t>(view.heads), packed = static_cast<std::uint64_t>(pack);
-  spec.rank = 5;
-  spec.dims = {spec.dims[0], packed, spec.dims[1], spec.dims[2], heads / packed};
-  spec.strides = {head, row, row, head * packed};
-  spec.box = {64, static_cast<std::uint32_t>(pack), static_cast<std::uint32_t>(tile), 1, 1};
-  return spec;
-}
-
-kernel::Tensor to_kernel(const ConstTensorView& view) {
-  return {const_cast<void*>(view.data), view.token_stride, view.head_stride};
 }
 
 class HopperAttention final : public PreparedAttention {
@@ -92,12 +48,16 @@ class HopperAttention final : public PreparedAttention {
       return fmt::format("{} tiles of {} head groups; the kernel counts up to 2^30 items", work.tiles.size(),
                          groups());
     });
+    if (options.hopper_backward && shape.backward && hopper_backward_takes(shape))
+      backward_.emplace(shape, plan, options, context);
     tiles_ = DeviceList<kernel::HopperTile>(*device_, work.tiles, work.local_count);
     visible_ = DeviceList<kernel::KeyRange>(*device_, work.visible);
   }
 
   std::size_t forward_workspace() const override { return portable_->forward_workspace(); }
-  std::size_t backward_workspace() const override { return portable_->backward_workspace(); }
+  std::size_t backward_workspace() const override {
+    return std::max(portable_->backward_workspace(), backward_ ? backward_->workspace() : 0);
+  }
 
   void forward(const ForwardCall& call, Part part, Stream stream) const override {
     check_stream(*device_, stream);
@@ -114,10 +74,10 @@ class HopperAttention final : public PreparedAttention {
     const int tokens = config_.tokens(), keys = config_.keys;
     encode(packed_map(call.q, tokens, config_.pack), args.q);
     encode(packed_map(call.out, tokens, config_.pack), args.out);
-    encode_keys(call.k, call.remote_k, keys, args.k, args.q);
-    encode_keys(call.v, call.remote_v, keys, args.v, args.q);
-    encode_keys(call.remote_k, call.k, keys, args.remote_k, args.q);
-    encode_keys(call.remote_v, call.v, keys, args.remote_v, args.q);
+    encode_rows(*device_, call.k, call.remote_k, keys, args.q, args.k);
+    encode_rows(*device_, call.v, call.remote_v, keys, args.q, args.v);
+    encode_rows(*device_, call.remote_k, call.k, keys, args.q, args.remote_k);
+    encode_rows(*device_, call.remote_v, call.v, keys, args.q, args.remote_v);
     args.k_rows = to_kernel(call.k);
     args.v_rows = to_kernel(call.v);
     args.remote_k_rows = to_kernel(call.remote_k);
@@ -138,12 +98,18 @@ class HopperAttention final : public PreparedAttention {
   }
 
   void backward(const BackwardCall& call, Part part, Stream stream) const override {
-    portable_->backward(call, part, stream);
+    if (!backward_) return portable_->backward(call, part, stream);
+    if (!HopperBackward::takes(call)) {
+      note_misaligned();
+      return portable_->backward(call, part, stream);
+    }
+    backward_->launch(call, part, stream);
   }
 
   std::vector<KernelInfo> kernels() const override {
     std::vector<KernelInfo> infos = portable_->kernels();
     infos.insert(infos.begin(), jit::info_of(*compiled_));
+    if (backward_) backward_->append_kernels(infos);
     return infos;
   }
 
@@ -153,16 +119,6 @@ class HopperAttention final : public PreparedAttention {
   void encode(const device::TensorMapSpec& spec, kernel::TensorMap& map) const {
     device_->encode_tensor_map(spec, &map);
   }
-  /// A map of `view`; where it has no rows, any valid one, which is never read through.
-  void encode_keys(const ConstTensorView& view, const ConstTensorView& other, int keys, kernel::TensorMap& map,
-                   const kernel::TensorMap& any) const {
-    const ConstTensorView& rows = view.data && view.tokens > 0 ? view : other;
-    if (rows.data && rows.tokens > 0)
-      encode(rows_map(rows, keys), map);
-    else
-      map = any;
-  }
-
   void note_misaligned() const {
     // Marked only once it has been taken note of: a policy that refuses it refuses every call.
     if (!misaligned_.load() && on_downgrade_)
@@ -179,6 +135,7 @@ class HopperAttention final : public PreparedAttention {
   HopperForwardConfig config_;
   std::shared_ptr<const jit::CompiledKernel> compiled_;
   std::shared_ptr<const device::LoadedKernel> loaded_;
+  std::optional<HopperBackward> backward_;
   DeviceList<kernel::HopperTile> tiles_;
   DeviceList<kernel::KeyRange> visible_;
   mutable std::atomic<bool> misaligned_{false};
@@ -209,6 +166,9 @@ class HopperBackend final : public Backend {
       jit::KernelSpec spec = hopper_forward_spec(shape, arch, layout);
       if (std::find(specs.begin(), specs.end(), spec) == specs.end()) specs.push_back(std::move(spec));
     }
+    if (options.hopper_backward && shape.backward && hopper_backward_takes(shape))
+      for (jit::KernelSpec& spec : hopper_backward_specs(shape, arch, options))
+        specs.push_back(std::move(spec));
     for (jit::KernelSpec& spec : portable_->required_kernels(shape, arch, distributed, options))
       specs.push_back(std::move(spec));
     return specs;
