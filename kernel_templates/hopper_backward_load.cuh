@@ -247,17 +247,15 @@ __device__ inline void hopper_add_dq(const HopperBackwardArgs& args, int warpgro
     mbarrier_wait(smem_address(&shared.tile_full[buffer]), parity_of<Config::kSlots>(round));
     const HopperBackwardSlot& slot = shared.slots[buffer];
     if (slot.head < 0) return;
-    const int blocks = blocks_of(slot.tile);
-    HopperWalk walk(blocks, slot.head);
-    const int sum_block = slot.tile.sum_block, index = slot.tile.index;
-    mbarrier_arrive(smem_address(&shared.slot_empty[buffer]));
-    if (sum_block < 0) continue;
+    // The tile is read from shared memory where it is needed, to save registers.
+    HopperWalk walk(slot.tile.sum_block < 0 ? 0 : blocks_of(slot.tile), slot.head);
 #pragma unroll 1
-    for (; walk.left > 0; walk.next(blocks), ++added) {
-      const i64 place = (static_cast<i64>(sum_block + walk.block) * args.heads_q + walk.head) * 2 + warpgroup;
+    for (; walk.left > 0; walk.next(blocks_of(slot.tile)), ++added) {
+      const i64 place =
+          (static_cast<i64>(slot.tile.sum_block + walk.block) * args.heads_q + walk.head) * 2 + warpgroup;
       mbarrier_wait(smem_address(&shared.dq_full[warpgroup]), added & 1);
       if constexpr (Config::kOrdered) {
-        while (load_acquire(args.added + place) != index) {
+        while (load_acquire(args.added + place) != slot.tile.index) {
         }
         fence_all_proxies();
       }
@@ -269,9 +267,10 @@ __device__ inline void hopper_add_dq(const HopperBackwardArgs& args, int warpgro
       if constexpr (Config::kOrdered) {
         bulk_wait();
         fence_all_proxies();
-        store_release(args.added + place, index + 1);
+        store_release(args.added + place, slot.tile.index + 1);
       }
     }
+    mbarrier_arrive(smem_address(&shared.slot_empty[buffer]));
   }
 }
 
