@@ -18,6 +18,7 @@
 #pragma once
 
 #include "hopper_backward_keys.cuh"
+#include "hopper_backward_wide.cuh"
 
 extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperBackwardShape::kThreads, 1)
     hopper_backward(const __grid_constant__ bdcp::kernel::HopperBackwardArgs args) {
@@ -66,6 +67,9 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperBackwardShape::
       hopper_add_dq(args, static_cast<int>(threadIdx.x) / 32 - 2);
   } else {
     more_registers<Shape::kConsumerRegisters>();
-    HopperKeyConsumer(args).run();
+    if constexpr (Shape::kWide)
+      HopperWideConsumer::run(args);
+    else
+      HopperKeyConsumer(args).run();
   }
 }

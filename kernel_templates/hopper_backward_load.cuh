@@ -123,6 +123,7 @@ struct HopperKeyProducer {
     mbarrier_arrive_after_copies(full);
     if (leads()) {
       hopper_shared().slots[buffer].head = head;
+      hopper_shared().slots[buffer].phase = opened & 1;
       mbarrier_arrive(full);
     }
     __syncwarp();
@@ -248,7 +249,8 @@ __device__ inline void hopper_add_dq(const HopperBackwardArgs& args, int warpgro
     const HopperBackwardSlot& slot = shared.slots[buffer];
     if (slot.head < 0) return;
     // The tile is read from shared memory where it is needed, to save registers.
-    HopperWalk walk(slot.tile.sum_block < 0 ? 0 : blocks_of(slot.tile), slot.head);
+    const bool none = HopperBackwardShape::kWide || slot.tile.sum_block < 0;
+    HopperWalk walk(none ? 0 : blocks_of(slot.tile), slot.head);
 #pragma unroll 1
     for (; walk.left > 0; walk.next(blocks_of(slot.tile)), ++added) {
       const i64 place =

@@ -69,12 +69,12 @@ extern "C" __global__ void __launch_bounds__(256)
       }
     }
     if (chunk.kind == kRowsSummed) {
-      const i64 place = (static_cast<i64>(chunk.sum_block) * args.heads_q + head) * 2;
-      if (threadIdx.x < 2) args.added[place + threadIdx.x] = 0;
-      float4* sums = reinterpret_cast<float4*>(args.dq_sum + place * (HopperDqShape::kBytes / 4));
+      const i64 place = static_cast<i64>(chunk.sum_block) * args.heads_q + head;
+      if (threadIdx.x < 2) args.added[place * 2 + threadIdx.x] = 0;
+      constexpr int kFloats = HopperDqShape::kParts * HopperDqShape::kFloats;
+      float4* sums = reinterpret_cast<float4*>(args.dq_sum + place * kFloats);
 #pragma unroll 4
-      for (int i = threadIdx.x; i < HopperDqShape::kBytes / 8; i += 256)
-        sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+      for (int i = threadIdx.x; i < kFloats / 4; i += 256) sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
     }
   }
 }
@@ -85,11 +85,12 @@ extern "C" __global__ void __launch_bounds__(256)
   using namespace bdcp::kernel;
   const HopperRows chunk = args.chunks[blockIdx.x];
   if (chunk.kind != kRowsSummed) return;
-  const int warpgroup = threadIdx.x / 128;
-  for (int head = blockIdx.y; head < args.heads_q; head += gridDim.y) {
-    const i64 place = (static_cast<i64>(chunk.sum_block) * args.heads_q + head) * 2 + warpgroup;
+  constexpr int kParts = HopperDqShape::kParts;
+  for (int i = blockIdx.y * 2 + threadIdx.x / 128; i < args.heads_q * kParts; i += gridDim.y * 2) {
+    const int head = i / kParts, part = i % kParts;
+    const i64 place = static_cast<i64>(chunk.sum_block) * args.heads_q * kParts + i;
     const float4* sums =
-        reinterpret_cast<const float4*>(args.dq_sum + place * (HopperDqShape::kBytes / 4)) + threadIdx.x % 128;
+        reinterpret_cast<const float4*>(args.dq_sum + place * HopperDqShape::kFloats) + threadIdx.x % 128;
     float dq[HopperDqShape::kColumns / 2];
 #pragma unroll
     for (int i = 0; i < HopperDqShape::kColumns / 8; ++i) {
@@ -99,6 +100,6 @@ extern "C" __global__ void __launch_bounds__(256)
       dq[4 * i + 2] = four.z;
       dq[4 * i + 3] = four.w;
     }
-    store_dq(args.dq, dq, args.scale, warpgroup, head, chunk.begin, chunk.end);
+    store_dq(args.dq, dq, args.scale, part, head, chunk.begin, chunk.end);
   }
 }

@@ -17,13 +17,17 @@ struct HopperBackwardShape {
   static constexpr int kBytesK = kPanels * kPanelN, kBytesV = kPanelsV * kPanelN;
   static constexpr int kBytesQ = kPanels * kPanelM, kBytesDo = kPanelsV * kPanelM;
   static constexpr int kBytesDs = kM / 64 * kPanelN;  // [key][row], panels of 64 rows
+  static constexpr bool kWide = HopperDqShape::kWide;
   static constexpr bool kSplitRows = HopperDqShape::kSplitRows;
-  static constexpr int kDqColumns = HopperDqShape::kColumns, kDqBytes = HopperDqShape::kBytes;
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  static constexpr int kDqColumns = HopperDqShape::kColumns, kDqBytes = HopperDqShape::kFloats * 4;
+  // dQ of both warpgroups on its way to the sums; where dQ needs none, P on its way to the other warpgroup.
+  static constexpr int kBytesPassed = kWide ? kN * kM * 2 : 2 * kDqBytes;
+  static constexpr int kProducerRegisters = kWide ? 40 : 24, kConsumerRegisters = kWide ? 232 : 240;
   static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 65536 / kThreads / 8 * 8 * 3,
                 "more registers than there are: the kernel would wait for them for ever");
-  static_assert(kN == 128 && (kM == 64 || kM == 128) && Config::kDim <= (kSplitRows ? 64 : 128) &&
-                    Config::kDimV <= 128,
+  static_assert(kWide ? kM == 64 && kN == 64 && Config::kDim <= 256 && Config::kDimV <= 256
+                      : kN == 128 && (kM == 64 || kM == 128) && Config::kDim <= (kSplitRows ? 64 : 128) &&
+                            Config::kDimV <= 128,
                 "tile does not split into wgmma shapes");
 };
 
@@ -32,6 +36,7 @@ struct HopperBackwardSlot {
   HopperKeyTile tile;
   Segment one;  // else the document
   int head;     // of K and V; negative: no more tiles
+  int phase;    // of the barriers of K and V
   int again;    // documents of this tile must be done again one by one
 };
 
@@ -76,7 +81,7 @@ __device__ inline u32 dq_address(int warpgroup) {
 constexpr int kHopperBackwardBuffers = HopperBackwardShape::kBytesK + HopperBackwardShape::kBytesV +
                                        Config::kStages * HopperBackwardShape::kBytesQ +
                                        Config::kStagesDo * HopperBackwardShape::kBytesDo +
-                                       2 * HopperBackwardShape::kBytesDs + 2 * HopperBackwardShape::kDqBytes;
+                                       2 * HopperBackwardShape::kBytesDs + HopperBackwardShape::kBytesPassed;
 __device__ inline HopperBackwardShared& hopper_shared() {
   return *reinterpret_cast<HopperBackwardShared*>(hopper_shared_memory() + kHopperBackwardBuffers);
 }

@@ -6,11 +6,16 @@
 
 namespace bdcp::kernel {
 
-/// A warpgroup's part of a block's dQ: 64 rows or, where the block has no more, some of the columns.
+/// How warpgroups share a block's dQ: 64 rows each or, where the block has no more, parts of the columns in
+/// turn.
 struct HopperDqShape {
+  static constexpr bool kWide = Config::kDim > 128 || Config::kDimV > 128;  // see HopperWideConsumer
   static constexpr bool kSplitRows = Config::kM == 128;
-  static constexpr int kColumns = kSplitRows ? (Config::kDim + 15) / 16 * 16 : Config::kDim > 64 ? 64 : 32;
-  static constexpr int kBytes = 64 * kColumns * 4;
+  static constexpr int kColumns = kSplitRows                   ? (Config::kDim + 15) / 16 * 16
+                                  : kWide || Config::kDim > 64 ? 64
+                                                               : 32;
+  static constexpr int kParts = kWide ? (Config::kDim + 63) / 64 : 2;
+  static constexpr int kFloats = 64 * kColumns;  // of a part, as accumulators stand: [column / 8][thread][4]
 };
 
 /// Four words per lane, transposed within each quad of lanes: word i of lane j becomes word j of lane i.
@@ -49,18 +54,25 @@ __device__ inline void store_row(u16* target, int columns, bool real, Value valu
   }
 }
 
-/// A warpgroup's dQ of the block that begins at `row`, up to row `end`.
+/// A part of dQ of the block that begins at `row`, up to row `end`.
 __device__ inline void store_dq(const Tensor& to, const float (&dq)[HopperDqShape::kColumns / 2], float scale,
-                                int warpgroup, int head, int row, int end) {
-  const int column = HopperDqShape::kSplitRows ? 0 : warpgroup * HopperDqShape::kColumns;
+                                int part, int head, int row, int end) {
+  const int column = HopperDqShape::kSplitRows ? 0 : part * HopperDqShape::kColumns;
   const int thread = threadIdx.x % 128;
-  row += (HopperDqShape::kSplitRows ? warpgroup * 64 : 0) + thread / 32 * 16 + thread % 32 / 4;
+  row += (HopperDqShape::kSplitRows ? part * 64 : 0) + thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half, row += 8) {
     u16* target = static_cast<u16*>(to.data) + row * to.row_stride + head * to.head_stride + column;
-    store_row<Config::kBf16, HopperDqShape::kColumns / 8>(
-        target, Config::kDim - column, row < end,
-        [&](int n, int i) { return dq[4 * n + 2 * half + i] * scale; });
+    const auto value = [&](int n, int i) { return dq[4 * n + 2 * half + i] * scale; };
+    if constexpr (HopperDqShape::kWide) {  // in pieces of four bytes, which cost fewer registers
+#pragma unroll
+      for (int n = 0; n < HopperDqShape::kColumns / 8; ++n)
+        if (row < end && n * 8 < Config::kDim - column)
+          *reinterpret_cast<u32*>(target + n * 8 + thread % 4 * 2) =
+              pack_16<Config::kBf16>(value(n, 0), value(n, 1));
+    } else {
+      store_row<Config::kBf16, HopperDqShape::kColumns / 8>(target, Config::kDim - column, row < end, value);
+    }
   }
 }
 

@@ -48,8 +48,7 @@ class HopperAttention final : public PreparedAttention {
       return fmt::format("{} tiles of {} head groups; the kernel counts up to 2^30 items", work.tiles.size(),
                          groups());
     });
-    if (options.hopper_backward && shape.backward && hopper_backward_takes(shape))
-      backward_.emplace(shape, plan, options, context);
+    if (options.hopper_backward && shape.backward) backward_.emplace(shape, plan, options, context);
     tiles_ = DeviceList<kernel::HopperTile>(*device_, work.tiles, work.local_count);
     visible_ = DeviceList<kernel::KeyRange>(*device_, work.visible);
   }
@@ -166,7 +165,7 @@ class HopperBackend final : public Backend {
       jit::KernelSpec spec = hopper_forward_spec(shape, arch, layout);
       if (std::find(specs.begin(), specs.end(), spec) == specs.end()) specs.push_back(std::move(spec));
     }
-    if (options.hopper_backward && shape.backward && hopper_backward_takes(shape))
+    if (options.hopper_backward && shape.backward)
       for (jit::KernelSpec& spec : hopper_backward_specs(shape, arch, options))
         specs.push_back(std::move(spec));
     for (jit::KernelSpec& spec : portable_->required_kernels(shape, arch, distributed, options))

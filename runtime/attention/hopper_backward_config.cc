@@ -9,35 +9,35 @@ namespace {
 
 int panels(int dim) { return (dim + 63) / 64; }
 
-/// Columns of dQ that one warpgroup has.
+/// f32 per row of dQ, as the kernels' HopperDqShape parts them.
 int dq_columns(const CallShape& shape, const HopperBackwardConfig& c) {
+  if (c.keys == 64) return panels(shape.head_dim) * 64;
   if (c.rows == 128) return (shape.head_dim + 15) / 16 * 16;
-  return shape.head_dim > 64 ? 64 : 32;
+  return shape.head_dim > 64 ? 128 : 64;
 }
 
 }  // namespace
 
-bool hopper_backward_takes(const CallShape& shape) {
-  return std::max(shape.head_dim, shape.dim_v()) <= kHopperBackwardMaxDim;
-}
-
 HopperBackwardConfig hopper_backward_config(const CallShape& shape) {
   HopperBackwardConfig config;
-  if (std::max(shape.head_dim, shape.dim_v()) <= 64) config.rows = 128;
+  const int wide = std::max(shape.head_dim, shape.dim_v());
+  if (wide <= 64) config.rows = 128;
+  if (wide > 128) config.keys = 64, config.q_stages = 2;
   return config;
 }
 
 int hopper_backward_smem(const CallShape& shape, const HopperBackwardConfig& c) {
   const int k = panels(shape.head_dim), v = panels(shape.dim_v());
+  const int passed = c.keys == 64 ? c.keys * c.rows * 2 : c.rows * dq_columns(shape, c) * 4;
   const int buffers = (k + v) * c.keys * 128 + (c.q_stages * k + c.dout_stages * v) * c.rows * 128 +
-                      2 * (c.rows / 64) * c.keys * 128 + 2 * 64 * dq_columns(shape, c) * 4;
+                      2 * (c.rows / 64) * c.keys * 128 + passed;
   // Slots: who sees the keys, the tile and its document (100), barriers (2 * 8), what is done again (12);
   // blocks: LSE and delta, barriers (2 * 8); other barriers and padding.
   return buffers + c.slots * (c.keys * 16 + 128) + c.q_stages * (c.rows * 8 + 16) + c.dout_stages * 16 + 128;
 }
 
 std::size_t hopper_dq_sums(const CallShape& shape, const HopperBackwardConfig& config) {
-  return static_cast<std::size_t>(2 * 64 * dq_columns(shape, config));
+  return static_cast<std::size_t>(config.rows * dq_columns(shape, config));
 }
 
 jit::KernelSpec hopper_backward_spec(const CallShape& shape, const std::string& arch, const Options& options) {

@@ -8,17 +8,13 @@
 
 namespace bdcp::attention {
 
-/// Wider heads than this are left to the portable backward.
-inline constexpr int kHopperBackwardMaxDim = 128;
-
 struct HopperBackwardConfig {
-  int rows = 64, keys = 128;           ///< per block and per tile
+  int rows = 64, keys = 128;           ///< per block and per tile; 64 keys: see hopper_backward_wide.cuh
   int q_stages = 3, dout_stages = 2;   ///< blocks of Q and of dO in shared memory
   int slots = 2;                       ///< tiles in flight
   int threads() const { return 384; }  ///< two warpgroups that compute and one that moves data
 };
 
-bool hopper_backward_takes(const CallShape& shape);
 HopperBackwardConfig hopper_backward_config(const CallShape& shape);
 /// Bytes of dynamic shared memory; the kernel asserts that they suffice.
 int hopper_backward_smem(const CallShape& shape, const HopperBackwardConfig& config);

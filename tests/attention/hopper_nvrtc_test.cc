@@ -52,6 +52,8 @@ TEST(HopperNvrtc, BackwardWithoutSpillsAndAdvisories) {
       make_shape(32, 8, 128, DType::bf16),  make_shape(1, 1, 128, DType::f16),
       make_shape(7, 1, 64, DType::bf16),    make_shape(6, 2, 96, DType::bf16),
       make_shape(5, 1, 40, DType::f16, 72), make_shape(5, 1, 8, DType::bf16, 16),
+      make_shape(8, 8, 256, DType::bf16),   make_shape(8, 1, 192, DType::bf16, 128),
+      make_shape(1, 1, 256, DType::f16),    make_shape(2, 1, 64, DType::f16, 136),
   };
   std::vector<jit::KernelSpec> specs;
   bool deterministic = false;
