@@ -12,9 +12,9 @@
 // free.
 //
 // Config: kBf16, kDim, kDimV (real head dims), kRatio (q heads per K/V head), kM rows per block, kN keys per
-// tile, kStages of Q, kStagesDo, kSlots tiles in flight,
-// kOrder (HopperBackwardOrder), kDescending (blocks from the last row on), kOrdered
-// (tiles add dQ in the order of their keys), kPayloadF32 (dtype of remote dK/dV), kSmem.
+// tile (64 where a head is wider than 128: hopper_backward_wide.cuh), kStages of Q, kStagesDo, kSlots tiles in
+// flight, kOrder (HopperBackwardOrder), kDescending (blocks from the last row on), kOrdered (tiles add dQ in
+// the order of their keys), kPayloadF32 (dtype of remote dK/dV), kSmem.
 #pragma once
 
 #include "hopper_backward_keys.cuh"

@@ -1,5 +1,5 @@
-// The Hopper backend: wgmma and TMA, forward. Backward, and calls whose tensors TMA cannot read, are the
-// portable backend's: the two agree on what LSE means.
+// The Hopper backend: wgmma and TMA. Calls whose tensors TMA cannot read are the portable backend's, and
+// backward too unless Options::hopper_backward asks for the own one: the two agree on what LSE means.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -126,14 +126,14 @@ void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) 
     launch_one(kDelta, std::max<std::size_t>(chunks, 1), shares, kRowThreads, &rows, stream);
   if (items > 0) {
     kernel::HopperBackwardArgs args{};
-    // Without rows neither Q nor dO is read, nor is there any other valid map; without keys there are no items.
+    // There are keys, or there would be no items; without rows neither Q nor dO is read.
     const kernel::TensorMap none{};
-    encode_rows(*device_, call.q, call.q, config_.rows, none, args.q);
-    encode_rows(*device_, call.dout, call.dout, config_.rows, none, args.dout);
-    encode_rows(*device_, call.k, call.remote_k, config_.keys, args.q, args.k);
-    encode_rows(*device_, call.v, call.remote_v, config_.keys, args.q, args.v);
-    encode_rows(*device_, call.remote_k, call.k, config_.keys, args.q, args.remote_k);
-    encode_rows(*device_, call.remote_v, call.v, config_.keys, args.q, args.remote_v);
+    encode_rows(*device_, call.k, call.remote_k, config_.keys, none, args.k);
+    encode_rows(*device_, call.v, call.remote_v, config_.keys, none, args.v);
+    encode_rows(*device_, call.remote_k, call.k, config_.keys, none, args.remote_k);
+    encode_rows(*device_, call.remote_v, call.v, config_.keys, none, args.remote_v);
+    encode_rows(*device_, call.q, call.q, config_.rows, args.k, args.q);
+    encode_rows(*device_, call.dout, call.dout, config_.rows, args.k, args.dout);
     args.k_rows = to_kernel(call.k);
     args.v_rows = to_kernel(call.v);
     args.remote_k_rows = to_kernel(call.remote_k);
