@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(256)
       if (threadIdx.x < 2) args.added[place * 2 + threadIdx.x] = 0;
       constexpr int kFloats = HopperDqShape::kParts * HopperDqShape::kFloats;
       float4* sums = reinterpret_cast<float4*>(args.dq_sum + place * kFloats);
-#pragma unroll 4
+#pragma unroll 1
       for (int i = threadIdx.x; i < kFloats / 4; i += 256) sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
     }
   }
