@@ -34,6 +34,7 @@ int main(int argc, char** argv) {
   WarmOptions options;
   bool json = false;
   std::string cache;
+  bdcp::Policy::Sources policy;
   CLI::App* warm_command =
       app.add_subcommand("warm", "Compile every kernel that models need; no GPU is needed");
   warm_command->add_option("--arch", options.archs, "Architectures: sm_90a,sm_80")->required()->delimiter(',');
@@ -41,6 +42,9 @@ int main(int argc, char** argv) {
       ->required();
   CLI::Option* cache_option = warm_command->add_option(
       "--cache", cache, "Cache folder (default: BDCP_CACHE_DIR, else the user's cache folder)");
+  warm_command->add_option(
+      "--policy", policy.file,
+      "Policy file that steps will run under (default: BDCP_POLICY, else the built-in one)");
   warm_command->add_option("--jobs", options.jobs, "Compiles at the same time (default: number of cores)")
       ->check(CLI::Range(0, 4096));
   warm_command->add_flag("--json", json, "One JSON object on stdout");
@@ -53,6 +57,7 @@ int main(int argc, char** argv) {
   if (cache_option->count() > 0) options.cache = cache;
   options.bar = stderr_is_terminal();
   try {
+    options.policy = bdcp::Policy::load(policy);
     return run_warm(options, json);
   } catch (const bdcp::Error& error) {
     std::fprintf(stderr, "bdcp-autotune: %s\n", error.message().c_str());

@@ -66,7 +66,7 @@ WarmReport warm(const WarmOptions& options, const Env& env) {
   const std::vector<CallShape> shapes = shapes_of(options.models);
   std::vector<jit::KernelSpec> specs;
   for (const std::string& arch : options.archs)
-    for (jit::KernelSpec& spec : kernel_list(shapes, arch))
+    for (jit::KernelSpec& spec : kernel_list(shapes, arch, options.policy))
       if (std::find(specs.begin(), specs.end(), spec) == specs.end()) specs.push_back(std::move(spec));
 
   const jit::StoreRoot root = jit::choose_store_root(options.cache, env);

@@ -15,6 +15,7 @@ namespace bdcp::autotune {
 struct WarmOptions {
   std::vector<std::string> archs;    ///< "sm_90a"
   std::vector<std::string> models;   ///< names, files, or "all"
+  Policy policy;                     ///< what steps will run under
   std::optional<std::string> cache;  ///< null: as the library chooses (BDCP_CACHE_DIR, user's cache folder)
   int jobs = 0;                      ///< 0: number of cores
   bool bar = false;                  ///< a progress bar on stderr instead of lines

@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperBackwardShape::
   HopperBackwardShared& shared = hopper_shared();
   if (threadIdx.x == 0) {
     constexpr int kWarps = 8;  // that compute
-    const auto init = [](const u64* barrier, int arrivals) { mbarrier_init(smem_address(barrier), arrivals); };
+    const auto init = [](const u64* barrier, int arrivals) { barrier_init(smem_address(barrier), arrivals); };
     for (int i = 0; i < Config::kSlots; ++i) {
       init(&shared.tile_full[i], 33);  // and each lane's copies
       init(&shared.slot_empty[i], kWarps + 3);

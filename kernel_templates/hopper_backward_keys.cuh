@@ -62,7 +62,7 @@ struct HopperKeyConsumer : HopperKeyWork {
       if (several() && any_non_finite(dq)) slot().again = 1;  // rows past the end are zeros or as bad as others
       return;
     }
-    mbarrier_wait(smem_address(&shared.dq_empty[warpgroup]), (added & 1) ^ 1);
+    barrier_wait(smem_address(&shared.dq_empty[warpgroup]), (added & 1) ^ 1);
     const u32 target = dq_address(warpgroup) + threadIdx.x % 128 * 16;
 #pragma unroll
     for (int i = 0; i < Shape::kDqColumns / 8; ++i)
@@ -107,7 +107,7 @@ struct HopperKeyConsumer : HopperKeyWork {
     }
     share(ds);
     fence_async_proxy();
-    named_barrier_sync(kBarrierDs, 256);
+    named_barrier(kBarrierDs, 256);
     pin_registers(dk);
     pin_registers(ds);
     multiply_dq(dq);
@@ -150,10 +150,10 @@ struct HopperKeyConsumer : HopperKeyWork {
     for (int i = 0; i < Shape::kColumnsV / 2; ++i) dv[i] = 0.f;
     if (at.left <= 0) return;
     await<Config::kStages>(shared.q_full, used);
-    mbarrier_wait(smem_address(&shared.k_full), slot().phase);
+    barrier_wait(smem_address(&shared.k_full), slot().phase);
     if (across()) copy_across();
     multiply_scores(s, used);
-    mbarrier_wait(smem_address(&shared.v_full), slot().phase);
+    barrier_wait(smem_address(&shared.v_full), slot().phase);
     wgmma_wait<0>();
     pin_registers(s);
 #pragma unroll 1
@@ -166,7 +166,7 @@ struct HopperKeyConsumer : HopperKeyWork {
 #pragma unroll 1
     for (;; ++round) {
       const int buffer = buffer_of<Config::kSlots>(round);
-      mbarrier_wait(smem_address(&shared.tile_full[buffer]), parity_of<Config::kSlots>(round));
+      barrier_wait(smem_address(&shared.tile_full[buffer]), parity_of<Config::kSlots>(round));
       if (uniform(slot().head) < 0) return;
       walk();
       if (!must_repeat(any_non_finite(dk) || any_non_finite(dv))) {

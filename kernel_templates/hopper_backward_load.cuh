@@ -39,7 +39,7 @@ struct HopperKeyProducer {
   __device__ void claim(int round) const {
     HopperBackwardShared& shared = hopper_shared();
     const int buffer = buffer_of<Config::kSlots>(round);
-    mbarrier_wait(smem_address(&shared.slot_empty[buffer]), parity_of<Config::kSlots>(round) ^ 1);
+    barrier_wait(smem_address(&shared.slot_empty[buffer]), parity_of<Config::kSlots>(round) ^ 1);
     HopperBackwardSlot& slot = shared.slots[buffer];
     if (leads() && slot.again) {
       shared.again[shared.again_count++] = {slot.tile.seg_begin, slot.tile.seg_end, slot.head};
@@ -120,11 +120,11 @@ struct HopperKeyProducer {
   __device__ void open(int head) const {
     const int buffer = buffer_of<Config::kSlots>(round);
     const u32 full = smem_address(&hopper_shared().tile_full[buffer]);
-    mbarrier_arrive_after_copies(full);
+    barrier_arrive_after_copies(full);
     if (leads()) {
       hopper_shared().slots[buffer].head = head;
       hopper_shared().slots[buffer].phase = opened & 1;
-      mbarrier_arrive(full);
+      barrier_arrive(full);
     }
     __syncwarp();
   }
@@ -146,16 +146,16 @@ struct HopperKeyProducer {
                             const u64* full_barrier, const u64* empty_barrier) const {
     asm volatile("" : "+r"(target));
     const u32 full = smem_address(full_barrier);
-    mbarrier_wait(smem_address(empty_barrier), parity_of<1>(opened) ^ 1);
+    barrier_wait(smem_address(empty_barrier), parity_of<1>(opened) ^ 1);
     if (leads()) {
       const int begin = slot().tile.k_begin, count = slot().tile.k_end - begin;
       if (begin < args.remote_len && begin + count > args.remote_len) {
-        mbarrier_arrive(full);
+        barrier_arrive(full);
       } else {
         const bool is_remote = begin < args.remote_len;
         const TensorMap& map = is_remote ? remote : local;
         const int row = is_remote ? begin : begin - args.remote_len;
-        mbarrier_arrive_expect(full, kBytes);
+        barrier_arrive_expect(full, kBytes);
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel)
           tma_load_4d(target + panel * Shape::kPanelN, map, full, kEvictFirst, panel * 64, kN - count,
@@ -180,14 +180,14 @@ struct HopperRowProducer {
 #pragma unroll 1
     for (int round = 0;; ++round) {
       const int buffer = buffer_of<Config::kSlots>(round);
-      mbarrier_wait(smem_address(&shared.tile_full[buffer]), parity_of<Config::kSlots>(round));
+      barrier_wait(smem_address(&shared.tile_full[buffer]), parity_of<Config::kSlots>(round));
       const HopperBackwardSlot& slot = shared.slots[buffer];
       if (slot.head < 0) return;
       const int blocks = blocks_of(slot.tile);
       HopperWalk walk(blocks, slot.head);
       const int q_begin = slot.tile.q_begin, q_end = slot.tile.q_end;
       __syncwarp();
-      if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_address(&shared.slot_empty[buffer]));
+      if (threadIdx.x % 32 == 0) barrier_arrive(smem_address(&shared.slot_empty[buffer]));
 #pragma unroll 1
       for (; walk.left > 0; walk.next(blocks), ++used) {
         const int row = q_begin + walk.block * kM;
@@ -210,12 +210,12 @@ struct HopperRowProducer {
     {
       const int stage = buffer_of<Config::kStages>(used);
       const u32 full = smem_address(&shared.q_full[stage]);
-      mbarrier_wait(smem_address(&shared.q_empty[stage]), parity_of<Config::kStages>(used) ^ 1);
+      barrier_wait(smem_address(&shared.q_empty[stage]), parity_of<Config::kStages>(used) ^ 1);
       copy_values(smem_address(shared.lse[stage]), args.lse, head, row, count);
       copy_values(smem_address(shared.delta[stage]), args.delta, head, row, count);
-      mbarrier_arrive_after_copies(full);
+      barrier_arrive_after_copies(full);
       if (threadIdx.x % 32 == 0) {
-        mbarrier_arrive_expect(full, Shape::kBytesQ);
+        barrier_arrive_expect(full, Shape::kBytesQ);
 #pragma unroll
         for (int panel = 0; panel < Shape::kPanels; ++panel)
           tma_load_4d(q_address(stage) + panel * Shape::kPanelM, args.q, full, kEvictLast, panel * 64,
@@ -224,9 +224,9 @@ struct HopperRowProducer {
     }
     const int stage = buffer_of<Config::kStagesDo>(used);
     const u32 full = smem_address(&shared.do_full[stage]);
-    mbarrier_wait(smem_address(&shared.do_empty[stage]), parity_of<Config::kStagesDo>(used) ^ 1);
+    barrier_wait(smem_address(&shared.do_empty[stage]), parity_of<Config::kStagesDo>(used) ^ 1);
     if (threadIdx.x % 32 == 0) {
-      mbarrier_arrive_expect(full, Shape::kBytesDo);
+      barrier_arrive_expect(full, Shape::kBytesDo);
 #pragma unroll
       for (int panel = 0; panel < Shape::kPanelsV; ++panel)
         tma_load_4d(do_address(stage) + panel * Shape::kPanelM, args.dout, full, kEvictLast, panel * 64,
@@ -245,7 +245,7 @@ __device__ inline void hopper_add_dq(const HopperBackwardArgs& args, int warpgro
 #pragma unroll 1
   for (int round = 0;; ++round) {
     const int buffer = buffer_of<Config::kSlots>(round);
-    mbarrier_wait(smem_address(&shared.tile_full[buffer]), parity_of<Config::kSlots>(round));
+    barrier_wait(smem_address(&shared.tile_full[buffer]), parity_of<Config::kSlots>(round));
     const HopperBackwardSlot& slot = shared.slots[buffer];
     if (slot.head < 0) return;
     // The tile is read from shared memory where it is needed, to save registers.
@@ -255,7 +255,7 @@ __device__ inline void hopper_add_dq(const HopperBackwardArgs& args, int warpgro
     for (; walk.left > 0; walk.next(blocks_of(slot.tile)), ++added) {
       const i64 place =
           (static_cast<i64>(slot.tile.sum_block + walk.block) * args.heads_q + walk.head) * 2 + warpgroup;
-      mbarrier_wait(smem_address(&shared.dq_full[warpgroup]), added & 1);
+      barrier_wait(smem_address(&shared.dq_full[warpgroup]), added & 1);
       if constexpr (Config::kOrdered) {
         while (load_acquire(args.added + place) != slot.tile.index) {
         }
@@ -265,14 +265,14 @@ __device__ inline void hopper_add_dq(const HopperBackwardArgs& args, int warpgro
                HopperBackwardShape::kDqBytes);
       tma_store_commit();
       tma_store_wait_read();
-      mbarrier_arrive(smem_address(&shared.dq_empty[warpgroup]));
+      barrier_arrive(smem_address(&shared.dq_empty[warpgroup]));
       if constexpr (Config::kOrdered) {
         bulk_wait();
         fence_all_proxies();
         store_release(args.added + place, slot.tile.index + 1);
       }
     }
-    mbarrier_arrive(smem_address(&shared.slot_empty[buffer]));
+    barrier_arrive(smem_address(&shared.slot_empty[buffer]));
   }
 }
 

@@ -47,7 +47,7 @@ struct HopperWideConsumer : HopperKeyWork {
   }
   /// dp becomes dS / scale, with P as it arrives.
   __device__ void receive_gradients(float (&dp)[kM / 2]) const {
-    named_barrier_sync(kBarrierP, 256);
+    named_barrier(kBarrierP, 256);
 #pragma unroll
     for (int i = 0; i < kM / 16; ++i) {
       u32 p[4];
@@ -73,7 +73,7 @@ struct HopperWideConsumer : HopperKeyWork {
       if (threadIdx.x % 128 == 0)
         while (load_acquire(args.added + place() * 2 + warpgroup) != tile().index) {
         }
-      named_barrier_sync(kBarrierTurn + warpgroup, 128);
+      named_barrier(kBarrierTurn + warpgroup, 128);
     }
 #pragma unroll 1
     for (int panel = warpgroup; panel < Shape::kPanels; panel += 2) {
@@ -101,7 +101,7 @@ struct HopperWideConsumer : HopperKeyWork {
     }
     if (Config::kOrdered && !whole) {
       __threadfence();
-      named_barrier_sync(kBarrierTurn + warpgroup, 128);
+      named_barrier(kBarrierTurn + warpgroup, 128);
       if (threadIdx.x % 128 == 0) store_release(args.added + place() * 2 + warpgroup, tile().index + 1);
     }
   }
@@ -130,7 +130,7 @@ struct HopperWideConsumer : HopperKeyWork {
       await<Config::kStages>(shared.q_full, used + 1);
       multiply_transposed<Shape::kSteps>(s, k_address(), q_rows(used + 1));
     }
-    named_barrier_sync(kBarrierDs, 256);
+    named_barrier(kBarrierDs, 256);
     wgmma_wait<kMore ? 1 : 0>();
     pin_registers(dv);
     pin_registers(p);
@@ -147,7 +147,7 @@ struct HopperWideConsumer : HopperKeyWork {
 #pragma unroll
     for (int i = 0; i < Shape::kColumnsV / 2; ++i) dv[i] = 0.f;
     if (at.left <= 0) return;
-    mbarrier_wait(smem_address(&shared.k_full), slot().phase);
+    barrier_wait(smem_address(&shared.k_full), slot().phase);
     if (across()) copy_across();
     await<Config::kStages>(shared.q_full, used);
     multiply_transposed<Shape::kSteps>(s, k_address(), q_rows(used));
@@ -178,7 +178,7 @@ struct HopperWideConsumer : HopperKeyWork {
     pack(ds, dp);
     share(ds);
     fence_async_proxy();
-    named_barrier_sync(kBarrierDs, 256);
+    named_barrier(kBarrierDs, 256);
     pin_registers(dk);
     pin_registers(ds);
     multiply_rows<Shape::kColumns>(dk, ds, q_rows(used));
@@ -202,8 +202,8 @@ struct HopperWideConsumer : HopperKeyWork {
 #pragma unroll
     for (int i = 0; i < Shape::kColumns / 2; ++i) dk[i] = 0.f;
     if (at.left <= 0) return;
-    mbarrier_wait(smem_address(&shared.k_full), slot().phase);
-    mbarrier_wait(smem_address(&shared.v_full), slot().phase);
+    barrier_wait(smem_address(&shared.k_full), slot().phase);
+    barrier_wait(smem_address(&shared.v_full), slot().phase);
     if (across()) copy_across();
     start_dp(dp, used);
 #pragma unroll 1
@@ -219,8 +219,8 @@ struct HopperWideConsumer : HopperKeyWork {
     HopperBackwardShared& shared = hopper_shared();
 #pragma unroll 1
     for (;; ++round) {
-      mbarrier_wait(smem_address(&shared.tile_full[buffer_of<Config::kSlots>(round)]),
-                    parity_of<Config::kSlots>(round));
+      barrier_wait(smem_address(&shared.tile_full[buffer_of<Config::kSlots>(round)]),
+                   parity_of<Config::kSlots>(round));
       if (uniform(slot().head) < 0) return;
       float acc[(kScores ? Shape::kColumnsV : Shape::kColumns) / 2];
       if constexpr (kScores)

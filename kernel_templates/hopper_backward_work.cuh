@@ -34,11 +34,11 @@ struct HopperKeyWork {
   __device__ bool several() const { return tile().seg_end - tile().seg_begin > 1; }
 
   __device__ static void release(const u64* empty) {
-    if (lane() == 0) mbarrier_arrive(smem_address(empty));
+    if (lane() == 0) barrier_arrive(smem_address(empty));
   }
   template <int kBuffers>
   __device__ static void await(const u64* full, int use) {
-    mbarrier_wait(smem_address(full + buffer_of<kBuffers>(use)), parity_of<kBuffers>(use));
+    barrier_wait(smem_address(full + buffer_of<kBuffers>(use)), parity_of<kBuffers>(use));
   }
 
   /// acc += a * rows of a block, issued; `a` in registers.
@@ -134,12 +134,12 @@ struct HopperKeyWork {
   __device__ bool across() const { return tile().k_begin < args.remote_len && tile().k_end > args.remote_len; }
   /// K and V of the tile with the last remote and the first local keys, row by row.
   __device__ void copy_across() const {
-    mbarrier_wait(smem_address(&hopper_shared().v_full), slot().phase);  // both are free
+    barrier_wait(smem_address(&hopper_shared().v_full), slot().phase);  // both are free
     copy_keys<Config::kDim, Shape::kPanels>(args.k_rows, args.remote_k_rows, k_address());
     copy_keys<Config::kDimV, Shape::kPanelsV>(args.v_rows, args.remote_v_rows, v_address());
     cp_async_wait_all();
     fence_async_proxy();
-    named_barrier_sync(kBarrierVote, 256);
+    named_barrier(kBarrierVote, 256);
   }
   template <int kDim, int kPanels>
   __device__ void copy_keys(const Tensor& local, const Tensor& remote, u32 target) const {
@@ -170,7 +170,7 @@ struct HopperKeyWork {
   __device__ bool must_repeat(bool bad) const {
     if (!several()) return false;
     if (bad) slot().again = 1;
-    named_barrier_sync(kBarrierVote, 256);
+    named_barrier(kBarrierVote, 256);
     return slot().again;
   }
 

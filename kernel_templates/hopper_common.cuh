@@ -1,4 +1,5 @@
-// Building blocks of the Hopper kernels: mbarriers, TMA, named barriers, register budgets. sm_90a.
+// Building blocks of the Hopper kernels: transactions of mbarriers, TMA, named barriers, register budgets.
+// sm_90a.
 #pragma once
 
 #include "hopper_args.h"
@@ -7,31 +8,9 @@
 
 namespace bdcp::kernel {
 
-__device__ inline void mbarrier_init(u32 barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ inline void mbarrier_arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
-}
-__device__ inline void mbarrier_arrive_expect(u32 barrier, int bytes) {
+__device__ inline void barrier_arrive_expect(u32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)
                : "memory");
-}
-__device__ inline void mbarrier_wait(u32 barrier, u32 parity) {
-  asm volatile(
-      "{\n.reg .pred p;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra "
-      "wait;\ndone:\n}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
-/// Arrives once the thread's cp.async so far have landed.
-__device__ inline void mbarrier_arrive_after_copies(u32 barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
-}
-
-__device__ inline void named_barrier_sync(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
 }
 __device__ inline void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");

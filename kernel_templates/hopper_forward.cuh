@@ -20,16 +20,16 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperShape::kThreads
   if (threadIdx.x == 0) {
     const int consumers = 4 * Config::kWgs;  // warps
     for (int i = 0; i < Config::kSlots; ++i) {
-      mbarrier_init(smem_address(&shared.tile_full[i]), 1);
-      mbarrier_init(smem_address(&shared.q_full[i]), 1);
-      mbarrier_init(smem_address(&shared.o_full[i]), consumers);
-      mbarrier_init(smem_address(&shared.slot_empty[i]), 1);
+      barrier_init(smem_address(&shared.tile_full[i]), 1);
+      barrier_init(smem_address(&shared.q_full[i]), 1);
+      barrier_init(smem_address(&shared.o_full[i]), consumers);
+      barrier_init(smem_address(&shared.slot_empty[i]), 1);
     }
     for (int i = 0; i < Config::kStages; ++i) {
-      mbarrier_init(smem_address(&shared.k_full[i]), 1);
-      mbarrier_init(smem_address(&shared.v_full[i]), 1);
-      mbarrier_init(smem_address(&shared.k_empty[i]), consumers);
-      mbarrier_init(smem_address(&shared.v_empty[i]), consumers);
+      barrier_init(smem_address(&shared.k_full[i]), 1);
+      barrier_init(smem_address(&shared.v_full[i]), 1);
+      barrier_init(smem_address(&shared.k_empty[i]), consumers);
+      barrier_init(smem_address(&shared.v_empty[i]), consumers);
     }
     asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
     prefetch_map(args.q);

@@ -50,7 +50,7 @@ struct HopperProducer {
       next = load_tile(item(round + 1));  // arrives while this tile is loaded
       const int current = item(round), group = current < args.item_count ? current % groups() : -1;
       head = group * Config::kPack / Config::kRatio;
-      int block = group < 0 ? 0 : (word(3) - word(2) + kN - 1) / kN;
+      int block = group < 0 ? 0 : static_cast<int>((static_cast<u32>(word(3) - word(2)) + kN - 1) / kN);
       loaded += block;
       bool open = false;
 #pragma unroll 1
@@ -72,19 +72,19 @@ struct HopperProducer {
     asm volatile("" : "+r"(round), "+r"(group), "+r"(mine));  // as below
     const int buffer = buffer_of<Config::kSlots>(round), lane = threadIdx.x % 32;
     const int q_begin = word(0), q_end = word(1);
-    mbarrier_wait(smem_address(&shared.slot_empty[buffer]), parity_of<Config::kSlots>(round) ^ 1);
+    barrier_wait(smem_address(&shared.slot_empty[buffer]), parity_of<Config::kSlots>(round) ^ 1);
     HopperSlot& slot = shared.slots[buffer];
     if (lane < 8) reinterpret_cast<int*>(&slot.tile)[lane] = mine;
     if (lane == 8) slot.group = group;
     __syncwarp();
     if (lane != 0) return;
-    mbarrier_arrive(smem_address(&shared.tile_full[buffer]));
+    barrier_arrive(smem_address(&shared.tile_full[buffer]));
     const u32 full = smem_address(&shared.q_full[buffer]);
     if (!has_keys) {  // nobody waits, but the phases of the barrier count tiles
-      mbarrier_arrive(full);
+      barrier_arrive(full);
       return;
     }
-    mbarrier_arrive_expect(full, Shape::kBytesQ);
+    barrier_arrive_expect(full, Shape::kBytesQ);
     const int count = min(Config::kTokens, q_end - q_begin);
 #pragma unroll
     for (int panel = 0; panel < Shape::kPanels; ++panel)
@@ -118,15 +118,15 @@ struct HopperProducer {
                        int block, int use) {
     const u32 full = smem_address(full_barrier);
     const int begin = word(2) + block * kN, count = min(kN, word(3) - begin);
-    mbarrier_wait(smem_address(empty_barrier), parity_of<Config::kStages>(use) ^ 1);
+    barrier_wait(smem_address(empty_barrier), parity_of<Config::kStages>(use) ^ 1);
     if (begin < args.remote_len && begin + count > args.remote_len) {
       copy_across<kDim, kPanels>(local_rows, remote_rows, target, begin, count);
-      if (threadIdx.x % 32 == 0) mbarrier_arrive(full);
+      if (threadIdx.x % 32 == 0) barrier_arrive(full);
     } else if (threadIdx.x % 32 == 0) {
       const bool is_remote = begin < args.remote_len;
       const TensorMap& map = is_remote ? remote : local;
       const int row = is_remote ? begin : begin - args.remote_len;
-      mbarrier_arrive_expect(full, kBytes);
+      barrier_arrive_expect(full, kBytes);
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel)
         tma_load_4d(target + panel * Shape::kPanelK, map, full, kEvictLast, panel * 64, kN - count, row + count,
@@ -166,19 +166,19 @@ __device__ inline void hopper_store(const HopperForwardArgs& args) {
   for (int round = 0;; ++round) {
     const int buffer = buffer_of<Config::kSlots>(round);
     const u32 parity = parity_of<Config::kSlots>(round);
-    mbarrier_wait(smem_address(&shared.tile_full[buffer]), parity);
+    barrier_wait(smem_address(&shared.tile_full[buffer]), parity);
     const HopperSlot& slot = shared.slots[buffer];
     const int group = slot.group, begin = slot.tile.q_begin;
     if (group < 0) return;
     const int count = min(Config::kTokens, slot.tile.q_end - begin);
-    mbarrier_wait(smem_address(&shared.o_full[buffer]), parity);
+    barrier_wait(smem_address(&shared.o_full[buffer]), parity);
 #pragma unroll
     for (int panel = 0; panel < HopperShape::kPanelsV; ++panel)
       tma_store_5d(args.out, q_address(buffer) + panel * HopperShape::kPanelQ, panel * 64, 0,
                    Config::kTokens - count, begin + count, group);
     tma_store_commit();
     tma_store_wait_read();
-    mbarrier_arrive(smem_address(&shared.slot_empty[buffer]));
+    barrier_arrive(smem_address(&shared.slot_empty[buffer]));
   }
 }
 

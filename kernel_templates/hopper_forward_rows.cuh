@@ -31,19 +31,21 @@ struct HopperConsumer {
   __device__ const HopperSlot& slot() const { return hopper_shared().slots[buffer()]; }
   __device__ const HopperTile& tile() const { return slot().tile; }
   __device__ int token_of(int half) const { return tile().q_begin + row_of(half) / Config::kPack; }
+  /// Against the tile's count, since rows past the last one may not fit 32 bits.
   __device__ bool is_real(int half) const {
-    return row_of(half) < Config::kTokens * Config::kPack && token_of(half) < tile().q_end;
+    return row_of(half) / Config::kPack < tile().q_end - tile().q_begin;
   }
 
   __device__ static void release(const u64* empty) {
-    if (lane() == 0) mbarrier_arrive(smem_address(empty));
+    __syncwarp();  // no lane still waits for the phase that this ends
+    if (lane() == 0) barrier_arrive(smem_address(empty));
   }
   __device__ void await(const u64* full, int use) const {
-    mbarrier_wait(smem_address(full + buffer_of<Config::kStages>(use)), parity_of<Config::kStages>(use));
+    barrier_wait(smem_address(full + buffer_of<Config::kStages>(use)), parity_of<Config::kStages>(use));
   }
   /// Turns of the warpgroups at issuing products; barrier 1 + warpgroup is its turn.
   __device__ void await_turn() const {
-    if (active == Config::kWgs && Config::kWgs > 1) named_barrier_sync(1 + warpgroup, 256);
+    if (active == Config::kWgs && Config::kWgs > 1) named_barrier(1 + warpgroup, 256);
   }
   __device__ void pass_turn() const {
     if (active == Config::kWgs && Config::kWgs > 1)
@@ -87,7 +89,7 @@ struct HopperConsumer {
       keys.end[half] = token_of(half) + tile.shift + 1;
       if (rows_at >= 0) {
         const KeyRange none{0, 0};
-        const KeyRange range = is_real(half) ? args.visible[rows_at + token_of(half) - tile.q_begin] : none;
+        const KeyRange range = is_real(half) ? args.visible[rows_at + row_of(half) / Config::kPack] : none;
         keys.begin[half] = range.begin;
         keys.end[half] = range.end;
       }
@@ -197,7 +199,7 @@ struct HopperConsumer {
   __device__ void open_tile() {
     float s[kN / 2];
     const Visible keys = visible();  // arrives while Q does
-    mbarrier_wait(smem_address(&hopper_shared().q_full[buffer()]), parity_of<Config::kSlots>(round));
+    barrier_wait(smem_address(&hopper_shared().q_full[buffer()]), parity_of<Config::kSlots>(round));
     await(hopper_shared().k_full, used);
     multiply_qk(s, used);
     wgmma_wait<0>();
@@ -253,9 +255,9 @@ struct HopperConsumer {
     for (int i = 0; i < Shape::kColumns / 2; ++i) bad |= !(fabsf(out[i]) <= 3.4028234e38f);
     if (!named_barrier_any(4 + warpgroup, 128, bad)) return;
     const HopperTile tile = this->tile();
-    const KeyRange* visible = args.visible + tile.rows_at - tile.q_begin;
-    const int last = min(tile.q_end - 1, tile.q_begin + (warpgroup * 64 + 63) / Config::kPack);
-    int token = tile.q_begin + warpgroup * 64 / Config::kPack;
+    const KeyRange* visible = args.visible + tile.rows_at;
+    const int last = min(tile.q_end - tile.q_begin - 1, (warpgroup * 64 + 63) / Config::kPack);
+    int token = warpgroup * 64 / Config::kPack;  // of the tile
 #pragma unroll 1
     while (token <= last) {
       const int begin = token;
@@ -292,7 +294,7 @@ struct HopperConsumer {
                        : "memory");
         }
         fence_async_proxy();
-        named_barrier_sync(4 + warpgroup, 128);
+        named_barrier(4 + warpgroup, 128);
         pin_registers(p);
         wgmma_fence();
 #pragma unroll
@@ -302,11 +304,11 @@ struct HopperConsumer {
         wgmma_commit();
         wgmma_wait<0>();
         pin_registers(part);
-        named_barrier_sync(4 + warpgroup, 128);
+        named_barrier(4 + warpgroup, 128);
       }
 #pragma unroll
       for (int i = 0; i < kWide / 2; ++i) {
-        const int token = token_of(i / 2 % 2);
+        const int token = row_of(i / 2 % 2) / Config::kPack;
         if (token >= begin && token < end) out[kPanel * 32 + i] = part[i];
       }
       redo_panels<kPanel + 1>(keys, begin, end);
@@ -332,7 +334,7 @@ struct HopperConsumer {
         out[i + 1] = sum == 0.f ? 0.f : out[i + 1] * inverse;
       }
     }
-    named_barrier_sync(4 + warpgroup, 128);  // every warp is done with these rows of Q
+    named_barrier(4 + warpgroup, 128);  // every warp is done with these rows of Q
     const int row = warpgroup * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() % 16;
     const u32 base = q_address(buffer()) + row * 128;
 #pragma unroll
@@ -351,7 +353,7 @@ struct HopperConsumer {
 
   /// Waits until the producer names a tile; false after the last one.
   __device__ bool await_tile() const {
-    mbarrier_wait(smem_address(&hopper_shared().tile_full[buffer()]), parity_of<Config::kSlots>(round));
+    barrier_wait(smem_address(&hopper_shared().tile_full[buffer()]), parity_of<Config::kSlots>(round));
     return uniform(slot().group) >= 0;
   }
   __device__ void run() {

@@ -55,7 +55,7 @@ __device__ inline HopperShared& hopper_shared() {
                                           Config::kStages * (HopperShape::kBytesK + HopperShape::kBytesV));
 }
 __device__ inline int blocks_of(const HopperTile& tile) {
-  return (tile.k_end - tile.k_begin + Config::kN - 1) / Config::kN;
+  return static_cast<int>((static_cast<u32>(tile.k_end - tile.k_begin) + Config::kN - 1) / Config::kN);
 }
 
 }  // namespace bdcp::kernel

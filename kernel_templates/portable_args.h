@@ -42,12 +42,18 @@ struct PortableKeyGradient {
   Tensor remote;  ///< f32 or input dtype; key positions below remote_len
 };
 
+/// Floats per row and head of PortableBackwardArgs::dq_sum: head_dim rounded up to this.
+constexpr int kDqSumUnit = 16;
+
 struct PortableBackwardArgs {
   Tensor q, k, v, remote_k, remote_v, out, dout, dq;
   const float* lse;
   i64 lse_stride;
-  float* delta;   ///< [heads_q, rows]: rowsum(dO * O)
-  float* dq_sum;  ///< f32 [rows, heads_q, Config::kDim], for rows whose keys span several tiles
+  float* delta;  ///< [heads_q, rows]: rowsum(dO * O)
+  /// f32 [rows, heads_q, kDim rounded up to kDqSumUnit], for rows whose keys span several tiles. 16 columns
+  /// stand as a thread's accumulators do: at 4 * j + {0, 1, 2, 3}, columns 2 * j + {0, 1, 8, 9}. Null:
+  /// such rows are left to portable_backward_dq.
+  float* dq_sum;
   i64 rows;
   PortableKeyGradient dk, dv;
   const PortableKeyTile* tiles;
@@ -55,6 +61,20 @@ struct PortableBackwardArgs {
   const Segment* segments;
   int remote_len, shared_begin;
   int heads_q, heads_kv;
+  float scale, scale_log2;
+};
+
+/// dQ of query tiles, after delta.
+struct PortableDqArgs {
+  Tensor q, k, v, remote_k, remote_v, dout, dq;
+  const float* lse;
+  i64 lse_stride;
+  const float* delta;  ///< as in PortableBackwardArgs
+  i64 rows;
+  const PortableTile* tiles;  ///< the launch covers gridDim.x / head_groups tiles from here
+  const Segment* segments;
+  int remote_len;
+  int head_groups;  ///< heads_q / Config::kPack
   float scale, scale_log2;
 };
 

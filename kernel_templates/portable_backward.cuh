@@ -1,16 +1,20 @@
 // Backward on tensor cores through mma.sync: sm_80 and newer. A CTA keeps one tile of K/V rows and their dK and
 // dV, and walks the query rows that see them, one q head of the K/V head after the other, in a fixed order: dK
 // and dV are the same bits on every run. dQ leaves per block: straight to its rows where this tile holds all of
-// their keys, else by fp32 adds.
+// their keys, else by fp32 adds, or is left to portable_backward_dq where there is nothing to add to.
 //
 // Scores are computed transposed (keys x rows): a warp takes a strip of keys and half of the block's rows. P
 // and dS pass through shared memory, where dV and dK find them as [key][row] and dQ finds dS transposed; there
-// a warp takes its strip of keys and half of the columns. Config: kBf16, kDim, kDimV, kRatio, kM query rows per
-// block, kN keys, kWarps, kCtas, kAligned, kPayloadF32 (dtype of remote dK/dV).
+// a warp takes its strip of keys and half of the columns. Two warps of a strip wait for each other; all warps
+// meet only at split barriers with other work between arriving and waiting, so that one warp's softmax runs
+// under another's products. Config: kBf16, kDim, kDimV, kRatio, kM query rows per block, kN keys, kWarps,
+// kCtas, kAligned, kPayloadF32 (dtype of remote dK/dV), kStagesDo (buffers for dO: 2 or, where shared memory is
+// short, 1; Q has two), kSmem.
 #pragma once
 
 #include "portable_args.h"
 #include "portable_common.cuh"
+#include "portable_mma.cuh"
 #include "portable_rows.cuh"
 
 namespace bdcp::kernel {
@@ -51,6 +55,11 @@ struct alignas(16) BackwardShared {
   KeyRows keys[Config::kN];
   float lse[2][Config::kM];
   float delta[2][Config::kM];
+  unsigned long long landed[2];  // mbarriers: a buffer's rows have arrived
+  unsigned long long landed_do;  // a single dO buffer has been filled
+  unsigned long long read_do;    // all warps are done with it
+  unsigned long long scored;     // all warps have stored P and dS of a block
+  unsigned long long done;       // all warps are done with a block
   PortableKeyTile tile;
   int2 rows;    // query rows that are read; others arrive as zeros
   int2 loaded;  // likewise key positions
@@ -58,19 +67,23 @@ struct alignas(16) BackwardShared {
 };
 
 static_assert(sizeof(BackwardShared) + BackwardShape::kBytesK + BackwardShape::kBytesV +
-                      2 * (BackwardShape::kBytesQ + BackwardShape::kBytesDo + BackwardShape::kBytesS) ==
+                      2 * (BackwardShape::kBytesQ + BackwardShape::kBytesS) +
+                      Config::kStagesDo * BackwardShape::kBytesDo ==
                   Config::kSmem,
               "the host sizes shared memory the same way");
 
 struct BackwardTile {
   using Shape = BackwardShape;
   static constexpr int kM = Config::kM, kN = Config::kN;
+  static constexpr int kSumPitch = (Config::kDim + kDqSumUnit - 1) / kDqSumUnit * kDqSumUnit;
+  static constexpr int kAheadScores = 2, kAheadGradients = 4;  // B fragments in flight
 
   const PortableBackwardArgs& args;
   BackwardShared& shared;
   u32 smem_k, smem_v, smem_blocks, smem_p, smem_ds;
   int thread, lane, warp;
-  static constexpr int kKt = Shape::kKt, kHalfM = Shape::kHalfM;
+  int turn;  // blocks so far, over all passes: the phases of the barriers
+  static constexpr int kKt = Shape::kKt, kRt = Shape::kRt, kHalfM = Shape::kHalfM;
   float dk[kKt][Shape::kDimPad / 16][4],
       dv[kKt][Shape::kDimVPad / 16][4];  // the warp's keys, half of the columns
   bool bad;                              // a dQ value of this tile was not finite
@@ -83,17 +96,33 @@ struct BackwardTile {
     smem_k = smem_address(smem) + sizeof(BackwardShared);
     smem_v = smem_k + Shape::kBytesK;
     smem_blocks = smem_v + Shape::kBytesV;
-    smem_p = smem_blocks + 2 * (Shape::kBytesQ + Shape::kBytesDo);
+    smem_p = smem_blocks + 2 * Shape::kBytesQ + Config::kStagesDo * Shape::kBytesDo;
     smem_ds = smem_p + Shape::kBytesS;
+    turn = 0;
     if (thread == 0) {
       shared.tile = args.tiles[blockIdx.x / args.heads_kv];
       shared.kv_head = static_cast<int>(blockIdx.x) % args.heads_kv;
+      for (int stage = 0; stage < 2; ++stage) barrier_init(landed(stage), Shape::kThreads);
+      barrier_init(landed_do(), Shape::kThreads);
+      barrier_init(read_do(), Config::kWarps);
+      barrier_init(scored(), Config::kWarps);
+      barrier_init(done(), Config::kWarps);
     }
     __syncthreads();
   }
 
-  __device__ u32 smem_q(int stage) const { return smem_blocks + stage * (Shape::kBytesQ + Shape::kBytesDo); }
-  __device__ u32 smem_do(int stage) const { return smem_q(stage) + Shape::kBytesQ; }
+  __device__ u32 landed(int stage) const { return smem_address(&shared.landed[stage]); }
+  __device__ u32 landed_do() const { return smem_address(&shared.landed_do); }
+  __device__ u32 read_do() const { return smem_address(&shared.read_do); }
+  __device__ u32 scored() const { return smem_address(&shared.scored); }
+  __device__ u32 done() const { return smem_address(&shared.done); }
+
+  __device__ u32 smem_q(int stage) const {
+    return smem_blocks + stage * (Shape::kBytesQ + (Config::kStagesDo == 2 ? Shape::kBytesDo : 0));
+  }
+  __device__ u32 smem_do(int stage) const {
+    return Config::kStagesDo == 2 ? smem_q(stage) + Shape::kBytesQ : smem_q(2);
+  }
 
   template <int kDim, int kPad, int kPitch>
   __device__ void load_keys(u32 smem, const Tensor& local, const Tensor& remote) const {
@@ -113,27 +142,60 @@ struct BackwardTile {
   template <int kDim, int kPad, int kPitch>
   __device__ void load_block(u32 smem, const Tensor& tensor, int head, int block) const {
     using Copy = RowCopy<Shape::kThreads, kDim, kPad, kPitch>;
-    static_assert(kM % Copy::kStep == 0, "threads do not cover the block evenly");
+    constexpr int kPasses = (kM + Copy::kStep - 1) / Copy::kStep;
+    constexpr bool kEven = kM % Copy::kStep == 0;  // else some threads have a row less
     const int t = formed_again(thread), chunk = Copy::chunk(t), first = block + Copy::row(t);
     const u16* source = static_cast<const u16*>(tensor.data) + head * tensor.head_stride + chunk * 8 +
                         first * tensor.row_stride;
     const int begin = shared.rows.x, end = shared.rows.y;
-#pragma unroll
-    for (int i = 0; i < kM / Copy::kStep; ++i, source += Copy::kStep * tensor.row_stride)
-      Copy::copy(smem, Copy::row(t) + i * Copy::kStep, chunk, source,
-                 first + i * Copy::kStep >= begin && first + i * Copy::kStep < end);
+    constexpr int kUnroll = Config::kAligned ? kPasses : 1;  // rows that go through registers take them
+#pragma unroll kUnroll
+    for (int i = 0; i < kPasses; ++i, source += Copy::kStep * tensor.row_stride)
+      if (kEven || Copy::row(t) + i * Copy::kStep < kM)
+        Copy::copy(smem, Copy::row(t) + i * Copy::kStep, chunk, source,
+                   first + i * Copy::kStep >= begin && first + i * Copy::kStep < end);
   }
 
-  /// Q, dO, LSE and delta of rows [block, block + kM) of a head.
+  __device__ void load_dout(int stage, int head, int block) const {
+    load_block<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_do(stage), args.dout, head, block);
+  }
+
+  __device__ void load_single_dout(int head, int block) const {
+    load_dout(0, head, block);
+    arrive_loaded(landed_do());
+  }
+
+  /// Q, dO, LSE and delta of rows [block, block + kM) of a head; a single dO buffer is filled elsewhere.
   __device__ void load_rows(int stage, int head, int block) {
     load_block<Config::kDim, Shape::kDimPad, Shape::kPitchK>(smem_q(stage), args.q, head, block);
-    load_block<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_do(stage), args.dout, head, block);
-    for (int i = thread; i < kM; i += Shape::kThreads) {
-      const int row = block + i;
+    if constexpr (Config::kStagesDo == 2) load_dout(stage, head, block);
+#pragma unroll
+    for (int first = 0; first < 2 * kM; first += Shape::kThreads) {
+      const int index = first + thread, i = index % kM, row = block + i;
+      if (2 * kM % Shape::kThreads != 0 && index >= 2 * kM) break;
       const bool real = row >= shared.rows.x && row < shared.rows.y;
-      cp_async_4(smem_address(&shared.lse[stage][i]), args.lse + head * args.lse_stride + row, real);
-      cp_async_4(smem_address(&shared.delta[stage][i]), args.delta + head * args.rows + row, real);
+      if (index < kM)
+        cp_async_4(smem_address(&shared.lse[stage][i]), args.lse + head * args.lse_stride + row, real);
+      else
+        cp_async_4(smem_address(&shared.delta[stage][i]), args.delta + head * args.rows + row, real);
     }
+    arrive_loaded(landed(stage));
+  }
+
+  /// Arrives once what the thread has loaded so far is there.
+  __device__ void arrive_loaded(u32 barrier) const {
+    if constexpr (Config::kAligned) {
+      barrier_arrive_after_copies(barrier);
+    } else {  // rows went through registers
+      cp_async_wait_all();
+      barrier_arrive(barrier);
+    }
+  }
+
+  /// The warp's arrival.
+  __device__ void arrive(u32 barrier) const {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(barrier);
   }
 
   /// Rows that see each key, from segments [seg_begin, seg_end).
@@ -162,28 +224,14 @@ struct BackwardTile {
     const int l = formed_again(lane), w = formed_again(warp);
     const u32 a_base = a_rows + ((w / 2 * 16 * kKt + l % 16) * kPitch + l / 16 * 8) * 2;
     const u32 b_base = b_rows + ((w % 2 * kHalfM + l % 8 + l / 16 * 8) * kPitch + l / 8 % 2 * 8) * 2;
+    clear(s);
+    multiply_ahead<Config::kBf16, kPad / 16, kAheadScores>(
+        s,
+        [&](int kk, u32(&a)[kKt][4]) {
 #pragma unroll
-    for (int kt = 0; kt < kKt; ++kt)
-#pragma unroll
-      for (int n = 0; n < kHalfM / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s[kt][n][i] = 0.f;
-#pragma unroll 4
-    for (int kk = 0; kk < kPad / 16; ++kk) {
-      u32 a[kKt][4];
-#pragma unroll
-      for (int kt = 0; kt < kKt; ++kt) ldmatrix_x4(a[kt], a_base + (kt * 16 * kPitch + kk * 16) * 2);
-#pragma unroll
-      for (int n = 0; n < kHalfM / 16; ++n) {
-        u32 b[4];
-        ldmatrix_x4(b, b_base + (n * 16 * kPitch + kk * 16) * 2);
-#pragma unroll
-        for (int kt = 0; kt < kKt; ++kt) {
-          mma_16x8x16<Config::kBf16>(s[kt][2 * n], a[kt], b[0], b[1]);
-          mma_16x8x16<Config::kBf16>(s[kt][2 * n + 1], a[kt], b[2], b[3]);
-        }
-      }
-    }
+          for (int kt = 0; kt < kKt; ++kt) ldmatrix_x4(a[kt], a_base + (kt * 16 * kPitch + kk * 16) * 2);
+        },
+        [&](int kk, int n, u32(&b)[4]) { ldmatrix_x4(b, b_base + (n * 16 * kPitch + kk * 16) * 2); });
   }
 
   /// acc (the warp's keys, its half of kPad columns) += A ([key][row] in shared memory) times the block's rows.
@@ -192,22 +240,14 @@ struct BackwardTile {
     const int l = formed_again(lane), w = formed_again(warp);
     const u32 a_base = a_keys + ((w / 2 * 16 * kKt + l % 16) * Shape::kPitchS + l / 16 * 8) * 2;
     const u32 b_base = b_rows + (l % 16 * kPitch + w % 2 * (kPad / 2) + l / 16 * 8) * 2;
+    multiply_ahead<Config::kBf16, kM / 16, kAheadGradients>(
+        acc,
+        [&](int kk, u32(&a)[kKt][4]) {
 #pragma unroll
-    for (int kk = 0; kk < kM / 16; ++kk) {
-      u32 a[kKt][4];
-#pragma unroll
-      for (int kt = 0; kt < kKt; ++kt) ldmatrix_x4(a[kt], a_base + (kt * 16 * Shape::kPitchS + kk * 16) * 2);
-#pragma unroll
-      for (int n = 0; n < kPad / 32; ++n) {
-        u32 b[4];
-        ldmatrix_x4_trans(b, b_base + (kk * 16 * kPitch + n * 16) * 2);
-#pragma unroll
-        for (int kt = 0; kt < kKt; ++kt) {
-          mma_16x8x16<Config::kBf16>(acc[kt][2 * n], a[kt], b[0], b[1]);
-          mma_16x8x16<Config::kBf16>(acc[kt][2 * n + 1], a[kt], b[2], b[3]);
-        }
-      }
-    }
+          for (int kt = 0; kt < kKt; ++kt)
+            ldmatrix_x4(a[kt], a_base + (kt * 16 * Shape::kPitchS + kk * 16) * 2);
+        },
+        [&](int kk, int n, u32(&b)[4]) { ldmatrix_x4_trans(b, b_base + (kk * 16 * kPitch + n * 16) * 2); });
   }
 
   /// Stores accumulators of keys x rows as 16-bit [key][row]; accumulator pairs run along rows.
@@ -226,37 +266,53 @@ struct BackwardTile {
               : "memory");
   }
 
-  /// P and dS of one block of rows, into shared memory.
-  __device__ void block_scores(int stage, int block, bool masked) const {
-    float s[kKt][kHalfM / 8][4];
+  __device__ void multiply_dp(float (&dp)[kKt][kHalfM / 8][4], int stage) const {
+    if constexpr (Config::kStagesDo == 1) barrier_wait(landed_do(), turn % 2);
+    multiply_transposed<Shape::kDimVPad, Shape::kPitchV>(dp, smem_v, smem_do(stage));
+  }
+
+  /// P and dS of one block of rows, into shared memory; `claim` returns once P, dS and the other buffers are
+  /// free.
+  template <class Claim>
+  __device__ void block_scores(int stage, int block, bool masked, Claim claim) const {
+    // Scores and dP one right after the other keep the tensor cores busy, if registers hold both.
+    constexpr bool kTogether = kKt * kHalfM <= 64;
+    float s[kKt][kHalfM / 8][4], dp[kKt][kHalfM / 8][4];
     multiply_transposed<Shape::kDimPad, Shape::kPitchK>(s, smem_k, smem_q(stage));
+    if constexpr (kTogether) multiply_dp(dp, stage);
     const int l = formed_again(lane), w = formed_again(warp);
     const int first = w % 2 * kHalfM + l % 4 * 2;  // the thread's first row in the block
 #pragma unroll
-    for (int kt = 0; kt < kKt; ++kt)
+    for (int n = 0; n < kHalfM / 8; ++n) {
+      float2 lse = *reinterpret_cast<const float2*>(&shared.lse[stage][first + n * 8]);
+      lse.x *= 1.4426950408889634f;
+      lse.y *= 1.4426950408889634f;
 #pragma unroll
-      for (int n = 0; n < kHalfM / 8; ++n) {
-        float2 lse = *reinterpret_cast<const float2*>(&shared.lse[stage][first + n * 8]);
-        lse.x *= 1.4426950408889634f;
-        lse.y *= 1.4426950408889634f;
+      for (int kt = 0; kt < kKt; ++kt)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
           s[kt][n][i] = exp2_approx(s[kt][n][i] * args.scale_log2 - (i % 2 ? lse.y : lse.x));
-      }
+    }
     if (masked) hide<false>(s, block);
-    store_scores(smem_p, s);
-    float dp[kKt][kHalfM / 8][4];
-    multiply_transposed<Shape::kDimVPad, Shape::kPitchV>(dp, smem_v, smem_do(stage));
+    if constexpr (!kTogether) {
+      claim();
+      store_scores(smem_p, s);
+      multiply_dp(dp, stage);
+    }
 #pragma unroll
-    for (int kt = 0; kt < kKt; ++kt)
+    for (int n = 0; n < kHalfM / 8; ++n) {
+      const float2 delta = *reinterpret_cast<const float2*>(&shared.delta[stage][first + n * 8]);
 #pragma unroll
-      for (int n = 0; n < kHalfM / 8; ++n) {
-        const float2 delta = *reinterpret_cast<const float2*>(&shared.delta[stage][first + n * 8]);
+      for (int kt = 0; kt < kKt; ++kt)
 #pragma unroll
         for (int i = 0; i < 4; ++i) dp[kt][n][i] = s[kt][n][i] * (dp[kt][n][i] - (i % 2 ? delta.y : delta.x));
-      }
+    }
     // Selected again, not left to 0 * dP: dP and delta of a hidden pair may be anything.
     if (masked) hide<true>(dp, block);
+    if constexpr (kTogether) {
+      claim();
+      store_scores(smem_p, s);
+    }
     store_scores(smem_ds, dp);
   }
 
@@ -281,105 +337,104 @@ struct BackwardTile {
       }
   }
 
-  /// dQ of the block from all warps' dS.
-  __device__ void block_dq(int head, int block) {
+  /// The warp's part of the block's dQ, from all warps' dS.
+  __device__ void multiply_dq(float (&dq)[kRt][Shape::kDqColumns / 8][4]) const {
     const int l = formed_again(lane), w = formed_again(warp);
-    const int strip = w % 2, group = w / 2;
-    constexpr int kRt = Shape::kRt;
-    float dq[kRt][Shape::kDqColumns / 8][4];
+    const u32 a_base = smem_ds + ((l / 16 * 8 + l % 8) * Shape::kPitchS + w % 2 * kHalfM + l / 8 % 2 * 8) * 2;
+    const u32 b_base = smem_k + (l % 16 * Shape::kPitchK + w / 2 * Shape::kDqColumns + l / 16 * 8) * 2;
+    clear(dq);
+    multiply_ahead<Config::kBf16, kN / 16, kAheadScores>(
+        dq,
+        [&](int kk, u32(&a)[kRt][4]) {
 #pragma unroll
-    for (int rt = 0; rt < kRt; ++rt)
-#pragma unroll
-      for (int n = 0; n < Shape::kDqColumns / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) dq[rt][n][i] = 0.f;
-    const u32 a_base = smem_ds + ((l / 16 * 8 + l % 8) * Shape::kPitchS + strip * kHalfM + l / 8 % 2 * 8) * 2;
-    const u32 b_base = smem_k + (l % 16 * Shape::kPitchK + group * Shape::kDqColumns + l / 16 * 8) * 2;
-#pragma unroll 4
-    for (int kk = 0; kk < kN / 16; ++kk) {
-      u32 a[kRt][4];
-#pragma unroll
-      for (int rt = 0; rt < kRt; ++rt)
-        ldmatrix_x4_trans(a[rt], a_base + (kk * 16 * Shape::kPitchS + rt * 16) * 2);
-#pragma unroll
-      for (int n = 0; n < Shape::kDqColumns / 16; ++n) {
-        u32 b[4];
-        ldmatrix_x4_trans(b, b_base + (kk * 16 * Shape::kPitchK + n * 16) * 2);
-#pragma unroll
-        for (int rt = 0; rt < kRt; ++rt) {
-          mma_16x8x16<Config::kBf16>(dq[rt][2 * n], a[rt], b[0], b[1]);
-          mma_16x8x16<Config::kBf16>(dq[rt][2 * n + 1], a[rt], b[2], b[3]);
-        }
-      }
-    }
+          for (int rt = 0; rt < kRt; ++rt)
+            ldmatrix_x4_trans(a[rt], a_base + (kk * 16 * Shape::kPitchS + rt * 16) * 2);
+        },
+        [&](int kk, int n, u32(&b)[4]) {
+          ldmatrix_x4_trans(b, b_base + (kk * 16 * Shape::kPitchK + n * 16) * 2);
+        });
+  }
+
+  /// Writes it to its rows, or adds it to their sums.
+  __device__ void store_dq(const float (&dq)[kRt][Shape::kDqColumns / 8][4], int head, int block) {
+    const int l = formed_again(lane), w = formed_again(warp);
+    const int column = w / 2 * Shape::kDqColumns;
     const bool whole = shared.tile.whole;
-    const int column = group * Shape::kDqColumns + l % 4 * 2;
 #pragma unroll
     for (int rt = 0; rt < kRt; ++rt)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = block + strip * kHalfM + rt * 16 + l / 4 + half * 8;
-        if (row < shared.rows.x || row >= shared.rows.y) continue;
+        const int row = block + w % 2 * kHalfM + rt * 16 + l / 4 + half * 8;
+        const bool real = row >= shared.rows.x && row < shared.rows.y;
         if (whole) {
           u16* target =
               static_cast<u16*>(args.dq.data) + row * args.dq.row_stride + head * args.dq.head_stride + column;
+          store_row<Config::kBf16, Config::kAligned, Shape::kDqColumns / 8>(
+              target, Config::kDim - column, real, [&](int n, int i) {
+                const float value = dq[rt][n][2 * half + i] * args.scale;
+                bad |= real && !(fabsf(value) <= 3.4028234e38f);
+                return value;
+              });
+        } else if (real) {
+          float* target =
+              args.dq_sum + (static_cast<i64>(row) * args.heads_q + head) * kSumPitch + column + l % 4 * 4;
 #pragma unroll
-          for (int n = 0; n < Shape::kDqColumns / 8; ++n) {
-            const float low = dq[rt][n][2 * half] * args.scale, high = dq[rt][n][2 * half + 1] * args.scale;
-            bad |= !(fabsf(low) + fabsf(high) <= 3.4028234e38f);
-            if (Config::kDim != Shape::kDimPad && column + n * 8 >= Config::kDim) continue;
-            store_pair<Config::kBf16, Config::kAligned>(target + n * 8, low, high);
-          }
-        } else {
-          float* target = args.dq_sum + (static_cast<i64>(row) * args.heads_q + head) * Config::kDim + column;
-#pragma unroll
-          for (int n = 0; n < Shape::kDqColumns / 8; ++n) {
-            if (Config::kDim != Shape::kDimPad && column + n * 8 >= Config::kDim) continue;
-            add_pair(target + n * 8, dq[rt][n][2 * half], dq[rt][n][2 * half + 1]);
+          for (int n = 0; n < Shape::kDqColumns / 8; n += 2) {
+            if (kSumPitch != Shape::kDimPad && column + n * 8 >= kSumPitch) continue;
+            add_four(target + n * 8, dq[rt][n][2 * half], dq[rt][n][2 * half + 1], dq[rt][n + 1][2 * half],
+                     dq[rt][n + 1][2 * half + 1]);
           }
         }
       }
   }
 
-  /// All q heads and row blocks of the tile, in order.
-  __device__ void walk() {
-#pragma unroll
-    for (int kt = 0; kt < kKt; ++kt)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int n = 0; n < Shape::kDimPad / 16; ++n) dk[kt][n][i] = 0.f;
-#pragma unroll
-        for (int n = 0; n < Shape::kDimVPad / 16; ++n) dv[kt][n][i] = 0.f;
-      }
+  /// All q heads and row blocks of the tile, in order, for its segments [seg_begin, seg_end).
+  __device__ void walk(int seg_begin, int seg_end) {
+    clear(dk);
+    clear(dv);
     bad = false;
-    const int blocks = (shared.tile.q_end - shared.tile.q_begin + kM - 1) / kM;
-    if (blocks <= 0) return;
+    const int rows = shared.tile.q_end - shared.tile.q_begin, blocks = rows <= 0 ? 0 : (rows - 1) / kM + 1;
+    if (blocks == 0) return;
     load_keys<Config::kDim, Shape::kDimPad, Shape::kPitchK>(smem_k, args.k, args.remote_k);
     load_keys<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_v, args.v, args.remote_v);
     int head = shared.kv_head * Config::kRatio, block = shared.tile.q_begin;
-    load_rows(0, head, block);
-    cp_async_commit();
-    int stage = 0;
+    load_rows(turn % 2, head, block);
+    if constexpr (Config::kStagesDo == 1) load_single_dout(head, block);
+    find_rows(seg_begin, seg_end);
+    __syncthreads();
 #pragma unroll 1
-    for (int left = blocks * Config::kRatio; left > 0; --left, stage ^= 1) {
-      int next_head = head, next_block = block + kM;
-      if (next_block >= shared.tile.q_end) {
-        next_block = shared.tile.q_begin;
-        ++next_head;
-      }
-      cp_async_wait<0>();
-      __syncthreads();  // this block has arrived; the other buffers, P and dS are free
-      if (left > 1) load_rows(stage ^ 1, next_head, next_block);
-      cp_async_commit();
-      block_scores(stage, block, block < shared.tile.full_begin || block + kM > shared.tile.full_end);
-      __syncthreads();  // P and dS are complete
+    for (int left = blocks * Config::kRatio; left > 0; --left, ++turn) {
+      const int stage = turn % 2;
+      const bool wraps = shared.tile.q_end - block <= kM;  // differences: a sum of positions may pass 2^31
+      const int next_head = head + wraps, next_block = wraps ? shared.tile.q_begin : block + kM;
+      barrier_wait(landed(stage), turn / 2 % 2);
+      block_scores(stage, block, block < shared.tile.full_begin || shared.tile.full_end - block < kM, [&] {
+        if (left < blocks * Config::kRatio) barrier_wait(done(), (turn + 1) % 2);  // of the block before
+        if (left > 1) load_rows(stage ^ 1, next_head, next_block);
+      });
+      arrive(scored());
+      named_barrier(1 + warp / 2, 64);  // the strip's P and dS: all that dV and dK of its keys need
       accumulate<Shape::kDimVPad, Shape::kPitchV>(dv, smem_p, smem_do(stage));
-      block_dq(head, block);
+      if constexpr (Config::kStagesDo == 1) arrive(read_do());
       accumulate<Shape::kDimPad, Shape::kPitchK>(dk, smem_ds, smem_q(stage));
+      if constexpr (Config::kStagesDo == 1) {
+        barrier_wait(read_do(), turn % 2);
+        if (left > 1) load_single_dout(next_head, next_block);
+      }
+      // Asked in this order and afresh, or 256-wide heads spill.
+      if (args.dq_sum != nullptr || formed_again(shared.tile.whole)) {
+        float dq[kRt][Shape::kDqColumns / 8][4];
+        barrier_wait(scored(), turn % 2);
+        multiply_dq(dq);
+        arrive(done());
+        store_dq(dq, head, block);
+      } else {
+        arrive(done());
+      }
       head = next_head;
       block = next_block;
     }
+    // The last phase of `done` is not waited for; the barrier after the walk stands in.
   }
 
   __device__ bool any_non_finite() const {
@@ -400,13 +455,13 @@ struct BackwardTile {
   __device__ void store_one(const PortableKeyGradient& target, const float (&acc)[kKt][kPad / 16][4],
                             float factor, int first, int end) const {
     const int l = formed_again(lane), w = formed_again(warp);
-    const int column = w % 2 * (kPad / 2) + l % 4 * 2;
+    const int column = w % 2 * (kPad / 2);
 #pragma unroll
     for (int kt = 0; kt < kKt; ++kt)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int position = shared.tile.k_begin + (w / 2 * kKt + kt) * 16 + l / 4 + half * 8;
-        if (position < first || position >= end) continue;
+        const bool real = position >= first && position < end;
         const int row = position - args.remote_len;
         const bool far = row < 0;
         const bool wide = far ? Config::kPayloadF32 : row >= args.shared_begin;
@@ -416,19 +471,18 @@ struct BackwardTile {
                                    : row) *
                                tensor.row_stride +
                            shared.kv_head * tensor.head_stride + column;
+        const auto value = [&](int n, int i) { return acc[kt][n][2 * half + i] * factor; };
+        if (real && wide) {
+          float* to = static_cast<float*>(tensor.data) + offset + l % 4 * 2;
 #pragma unroll
-        for (int n = 0; n < kPad / 16; ++n) {
-          if (kDim != kPad && n * 8 + column >= kDim) continue;
-          const float low = acc[kt][n][2 * half] * factor, high = acc[kt][n][2 * half + 1] * factor;
-          if (wide) {
-            float* to = static_cast<float*>(tensor.data) + offset + n * 8;
-            to[0] = low;
-            to[1] = high;
-          } else {
-            store_pair<Config::kBf16, Config::kAligned>(static_cast<u16*>(tensor.data) + offset + n * 8, low,
-                                                        high);
+          for (int n = 0; n < kPad / 16; ++n) {
+            if (kDim != kPad && n * 8 + column >= kDim) continue;
+            to[n * 8] = value(n, 0);
+            to[n * 8 + 1] = value(n, 1);
           }
         }
+        store_row<Config::kBf16, Config::kAligned, kPad / 16>(static_cast<u16*>(tensor.data) + offset,
+                                                              kDim - column, real && !wide, value);
       }
   }
   __device__ void store(int first, int end) const {
@@ -455,9 +509,8 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::BackwardShape::kThrea
       shared.rows = all ? make_int2(shared.tile.q_begin, shared.tile.q_end)
                         : make_int2(args.segments[only].q_begin, args.segments[only].q_end);
     }
-    work.find_rows(all ? shared.tile.seg_begin : only, all ? shared.tile.seg_end : only + 1);
     __syncthreads();
-    work.walk();
+    work.walk(all ? shared.tile.seg_begin : only, all ? shared.tile.seg_end : only + 1);
     const bool several = shared.tile.seg_end - shared.tile.seg_begin > 1;
     if (!__syncthreads_or(several && only < 0 && work.any_non_finite())) {
       work.store(shared.loaded.x, shared.loaded.y);

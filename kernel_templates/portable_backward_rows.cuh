@@ -82,10 +82,10 @@ extern "C" __global__ void __launch_bounds__(256)
     }
   }
   if (chunk.kind == kRowsSummed) {
+    constexpr int kPitch = (Config::kDim + kDqSumUnit - 1) / kDqSumUnit * kDqSumUnit;
     float4* sums =
-        reinterpret_cast<float4*>(args.dq_sum + static_cast<i64>(chunk.begin) * args.heads_q * Config::kDim);
-    for (int i = threadIdx.x; i < count * (Config::kDim / 4); i += 256)
-      sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+        reinterpret_cast<float4*>(args.dq_sum + static_cast<i64>(chunk.begin) * args.heads_q * kPitch);
+    for (int i = threadIdx.x; i < count * (kPitch / 4); i += 256) sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
   }
   if (chunk.kind == kRowsZero) {
     const float zero[8] = {0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
@@ -105,19 +105,25 @@ extern "C" __global__ void __launch_bounds__(256)
   using namespace bdcp::kernel;
   const PortableRows chunk = args.row_chunks[blockIdx.x];
   if (chunk.kind != kRowsSummed) return;
-  const int count = (chunk.end - chunk.begin) * args.heads_q * (Config::kDim / 8);
+  constexpr int kGroups = (Config::kDim + kDqSumUnit - 1) / kDqSumUnit;
+  const int count = (chunk.end - chunk.begin) * args.heads_q * kGroups;
   for (int i = threadIdx.x; i < count; i += 256) {
-    const int item = i / (Config::kDim / 8), row = chunk.begin + item / args.heads_q,
+    const int item = i / kGroups, group = i % kGroups, row = chunk.begin + item / args.heads_q,
               head = item % args.heads_q;
     const float4* sums = reinterpret_cast<const float4*>(
-        args.dq_sum + (static_cast<i64>(chunk.begin) * args.heads_q + item) * Config::kDim +
-        i % (Config::kDim / 8) * 8);
-    const float4 low = sums[0], high = sums[1];
-    const float s = args.scale;
-    const float value[8] = {low.x * s,  low.y * s,  low.z * s,  low.w * s,
-                            high.x * s, high.y * s, high.z * s, high.w * s};
-    store_eight(static_cast<u16*>(args.dq.data) + row * args.dq.row_stride + head * args.dq.head_stride +
-                    i % (Config::kDim / 8) * 8,
-                value);
+        args.dq_sum + ((static_cast<i64>(chunk.begin) * args.heads_q + item) * kGroups + group) * 16);
+    float low[8], high[8];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float4 four = sums[j];
+      low[2 * j] = four.x * args.scale;
+      low[2 * j + 1] = four.y * args.scale;
+      high[2 * j] = four.z * args.scale;
+      high[2 * j + 1] = four.w * args.scale;
+    }
+    u16* target =
+        static_cast<u16*>(args.dq.data) + row * args.dq.row_stride + head * args.dq.head_stride + group * 16;
+    store_eight(target, low);
+    if (Config::kDim % 16 == 0 || group < kGroups - 1) store_eight(target + 8, high);
   }
 }

@@ -23,13 +23,41 @@ __device__ inline void cp_async_4(u32 dst, const void* src, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(dst), "l"(src), "r"(valid ? 4 : 0)
                : "memory");
 }
-__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-template <int kPending>
-__device__ inline void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
-}
-
 __device__ inline void cp_async_wait_all() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
+
+/// Split barriers in shared memory (mbarrier): arriving and waiting are apart, so that warps need not stand
+/// still together. A wait for `parity` ends once the phase of that parity is complete.
+__device__ inline void barrier_init(u32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+/// Before a barrier's memory is initialised again.
+__device__ inline void barrier_invalidate(u32 barrier) {
+  asm volatile("mbarrier.inval.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
+__device__ inline void barrier_arrive(u32 barrier) {
+  asm volatile("{.reg .b64 state;\n mbarrier.arrive.shared.b64 state, [%0];}\n" ::"r"(barrier) : "memory");
+}
+/// Arrives once the thread's cp.async so far have landed.
+__device__ inline void barrier_arrive_after_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
+__device__ inline void barrier_wait(u32 barrier, u32 parity) {
+  asm volatile(
+      "{.reg .pred done;\n"
+      "again:\n"
+#if __CUDA_ARCH__ >= 900
+      " mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+#else
+      " mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+#endif
+      " @!done bra again;}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+/// A barrier among `threads` threads (whole warps); ids 1 to 15 are free.
+__device__ inline void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
 
 __device__ inline void ldmatrix_x4(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"

@@ -9,36 +9,22 @@
 
 #include "portable_args.h"
 #include "portable_common.cuh"
+#include "portable_mma.cuh"
+#include "portable_row_tile.cuh"
 #include "portable_rows.cuh"
 
 namespace bdcp::kernel {
 
-struct ForwardShape {
-  static constexpr int kThreads = Config::kWarps * 32;
-  static constexpr int kMt = Config::kM / (16 * Config::kWarps);  // m16 tiles per warp
-  static constexpr int kDimPad = (Config::kDim + 15) / 16 * 16;
-  static constexpr int kDimVPad = (Config::kDimV + 15) / 16 * 16;
-  // Row pitch in elements: an odd number of 16-byte chunks, so that ldmatrix meets no bank conflict.
-  static constexpr int kPitchK = kDimPad + 8;
-  static constexpr int kPitchV = kDimVPad + 8;
+struct ForwardShape : RowShape {
   static constexpr int kPitchQ = kPitchK > kPitchV ? kPitchK : kPitchV;  // O is staged in Q's rows
-  static constexpr int kTokens = Config::kM / Config::kPack;
   static constexpr int kBytesQ = Config::kM * kPitchQ * 2;
-  static constexpr int kBytesK = Config::kN * kPitchK * 2;
-  static constexpr int kBytesV = Config::kN * kPitchV * 2;
-  static_assert(Config::kM == kMt * 16 * Config::kWarps && Config::kN % 16 == 0,
-                "tile does not split into mma shapes");
-  static_assert(kTokens >= 1, "kPack exceeds the row tile");
 };
 
-/// What a CTA keeps in shared memory rather than in registers of the main loop; Q and the K/V buffers follow.
-struct alignas(16) ForwardShared {
-  int2 visible[Config::kM];     // per row of the tile: the key positions [x, y) it may see
-  int2 needed[Config::kWarps];  // their union over a warp's rows
-  PortableTile tile;
-  int2 loaded;     // key positions [x, y) that are read; others arrive as zeros
-  int head_begin;  // first q head
-  int only;        // the one document of this pass; negative: all of the tile's
+/// Q and the K/V buffers follow.
+struct ForwardShared : RowShared {
+  float sums[2 * RowShape::kMt][RowShape::kThreads];  // running sums of P, see kTight
+  unsigned long long landed[2];  // mbarriers, see kSplit: a buffer's keys (with the first, Q too) have arrived
+  unsigned long long done;       // all warps are done with a block
 };
 
 static_assert(sizeof(ForwardShared) + ForwardShape::kBytesQ +
@@ -47,145 +33,75 @@ static_assert(sizeof(ForwardShared) + ForwardShape::kBytesQ +
               "the host sizes shared memory the same way");
 
 /// State of one CTA while it walks K/V blocks.
-struct ForwardTile {
+struct ForwardTile : RowTile<PortableForwardArgs> {
   using Shape = ForwardShape;
   static constexpr int kMt = Shape::kMt, kN = Config::kN;
+  static constexpr int kAhead = 2;  // B fragments in flight
+  // With O this wide registers are short, and rescaling O is dear: the sums stand in shared memory, and O is
+  // rescaled only where a maximum has moved.
+  static constexpr bool kTight = Shape::kDimVPad > 64 && kMt*(Shape::kDimVPad + kN) > 320;
 
-  const PortableForwardArgs& args;
+  // Alone on its SM, a CTA's warps wait at split barriers, so that one's softmax runs under another's products;
+  // of two CTAs each fills the other's gaps, and a plain barrier costs less.
+  static constexpr bool kSplit = Config::kCtas == 1;
+
   float out[kMt][Shape::kDimVPad / 8][4];
-  float row_max[kMt][2], row_sum[kMt][2];
+  float row_max[kMt][2], sum_registers[kMt][2];
 
-  // Shared addresses and the thread's place are formed where they are needed: kept, they would cost registers
-  // of the main loop.
-  __device__ static ForwardShared& shared() { return *reinterpret_cast<ForwardShared*>(dynamic_shared()); }
+  __device__ static ForwardShared& shared() { return static_cast<ForwardShared&>(RowTile::shared()); }
   __device__ static u32 smem_q() { return smem_address(dynamic_shared()) + sizeof(ForwardShared); }
   __device__ static u32 smem_k(int stage) {
     return smem_q() + Shape::kBytesQ + stage * (Shape::kBytesK + Shape::kBytesV);
   }
   __device__ static u32 smem_v(int stage) { return smem_k(stage) + Shape::kBytesK; }
-  __device__ static int thread() { return formed_again(threadIdx.x); }
-  __device__ static int lane() { return thread() % 32; }
-  __device__ static int warp() { return thread() / 32; }
+  __device__ static u32 landed(int stage) { return smem_address(&shared().landed[stage]); }
+  __device__ static u32 done() { return smem_address(&shared().done); }
 
-  __device__ explicit ForwardTile(const PortableForwardArgs& a) : args(a) {
-    if (threadIdx.x == 0) {
-      shared().tile = args.tiles[blockIdx.x / args.head_groups];
-      shared().head_begin = static_cast<int>(blockIdx.x) % args.head_groups * Config::kPack;
-    }
-    __syncthreads();
+  __device__ explicit ForwardTile(const PortableForwardArgs& a) : RowTile(a) {}
+
+  /// For one walk over the tile's blocks.
+  __device__ static void init_barriers() {
+    for (int stage = 0; stage < 2; ++stage) barrier_init(landed(stage), Shape::kThreads);
+    barrier_init(done(), Config::kWarps);
+  }
+  __device__ static void invalidate_barriers() {
+    for (int stage = 0; stage < 2; ++stage) barrier_invalidate(landed(stage));
+    barrier_invalidate(done());
   }
 
-  __device__ int row_of(int mt, int half) const { return (warp() * kMt + mt) * 16 + lane() / 4 + half * 8; }
-  __device__ int token_of(int row) const { return shared().tile.q_begin + row / Config::kPack; }
-  __device__ bool is_real(int row) const {
-    return row < Shape::kTokens * Config::kPack && token_of(row) < shared().tile.q_end;
+  /// The thread's running sum of a row.
+  __device__ float& row_sum(int mt, int half) {
+    if constexpr (kTight) return shared().sums[2 * mt + half][thread()];
+    return sum_registers[mt][half];
   }
 
-  __device__ void load_q() const {
-    using Copy = RowCopy<Shape::kThreads, Config::kDim, Shape::kDimPad, Shape::kPitchQ>;
-    const int t = thread();
-    const u16* base =
-        static_cast<const u16*>(args.q.data) + shared().head_begin * args.q.head_stride + Copy::chunk(t) * 8;
-#pragma unroll 2
-    for (int row = Copy::row(t); row < Config::kM; row += Copy::kStep)
-      Copy::copy(smem_q(), row, Copy::chunk(t),
-                 base + token_of(row) * args.q.row_stride + row % Config::kPack * args.q.head_stride,
-                 is_real(row));
-  }
-
-  /// Key positions [block, block + kN) of K or V; zeros outside `loaded`. Positions below remote_len lie in the
-  /// remote rows.
-  template <int kDim, int kPad, int kPitch>
-  __device__ void load_keys(u32 smem, const Tensor& local, const Tensor& remote, int block) const {
-    using Copy = RowCopy<Shape::kThreads, kDim, kPad, kPitch>;
-    static_assert(kN % Copy::kStep == 0, "threads do not cover the block evenly");
-    const int head = shared().head_begin / Config::kRatio, t = thread();
-    const int chunk = Copy::chunk(t), first = block + Copy::row(t);
-    const int begin = shared().loaded.x, end = shared().loaded.y;
-    const u16* near = static_cast<const u16*>(local.data) + head * local.head_stride + chunk * 8;
-    const u16* far = static_cast<const u16*>(remote.data) + head * remote.head_stride + chunk * 8;
-    if (block >= args.remote_len) {
-      const u16* source = near + (first - args.remote_len) * local.row_stride;
-      const i64 step = Copy::kStep * local.row_stride;
-#pragma unroll
-      for (int i = 0; i < kN / Copy::kStep; ++i, source += step)
-        Copy::copy(smem, Copy::row(t) + i * Copy::kStep, chunk, source,
-                   first + i * Copy::kStep >= begin && first + i * Copy::kStep < end);
-    } else {
-#pragma unroll 1
-      for (int i = 0; i < kN / Copy::kStep; ++i) {
-        const int position = first + i * Copy::kStep;
-        const u16* source = position < args.remote_len ? far + position * remote.row_stride
-                                                       : near + (position - args.remote_len) * local.row_stride;
-        Copy::copy(smem, Copy::row(t) + i * Copy::kStep, chunk, source, position >= begin && position < end);
-      }
-    }
-  }
+  __device__ void load_q() const { load_rows<Config::kDim, Shape::kDimPad, Shape::kPitchQ>(smem_q(), args.q); }
   __device__ void load_k(int stage, int block) const {
     load_keys<Config::kDim, Shape::kDimPad, Shape::kPitchK>(smem_k(stage), args.k, args.remote_k, block);
   }
   __device__ void load_v(int stage, int block) const {
     load_keys<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_v(stage), args.v, args.remote_v, block);
   }
-
-  /// Visible keys of each row, from segments [seg_begin, seg_end); rows of none of them see nothing. Warps fill
-  /// their own.
-  __device__ void find_visible(int seg_begin, int seg_end) {
-    const int lane = ForwardTile::lane(), warp = ForwardTile::warp();
-    int warp_first = 0x7fffffff, warp_end = 0;
-#pragma unroll 1
-    for (int row = warp * kMt * 16 + lane; row < (warp + 1) * kMt * 16; row += 32) {
-      const int token = token_of(row);
-      int2 keys = make_int2(0, 0);
-      for (int s = seg_begin; s < seg_end; ++s) {
-        const Segment segment = args.segments[s];
-        // Bottom-right aligned: the segment's last row sees all of its keys.
-        const int end = segment.k_end - (segment.q_end - 1 - token);
-        if (is_real(row) && token >= segment.q_begin && token < segment.q_end && end > segment.k_begin)
-          keys = make_int2(segment.k_begin, end);
-      }
-      shared().visible[row] = keys;
-      if (keys.y > keys.x) {
-        warp_first = min(warp_first, keys.x);
-        warp_end = max(warp_end, keys.y);
-      }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) {
-      warp_first = min(warp_first, __shfl_xor_sync(0xffffffffu, warp_first, offset));
-      warp_end = max(warp_end, __shfl_xor_sync(0xffffffffu, warp_end, offset));
-    }
-    if (lane == 0) shared().needed[warp] = make_int2(warp_first, warp_end);
-    __syncwarp();
+  __device__ void load_block(int stage, int block) const {
+    load_k(stage, block);
+    load_v(stage, block);
+    if constexpr (kSplit && Config::kAligned) barrier_arrive_after_copies(landed(stage));
+    if constexpr (kSplit && !Config::kAligned) barrier_arrive(landed(stage));  // rows went through registers
   }
 
   __device__ void multiply_qk(float (&s)[kMt][kN / 8][4], u32 keys) const {
     const int lane = ForwardTile::lane(), warp = ForwardTile::warp();
     const u32 a_base = smem_q() + ((warp * kMt * 16 + lane % 16) * Shape::kPitchQ + (lane / 16) * 8) * 2;
     const u32 b_base = keys + ((lane % 8 + lane / 16 * 8) * Shape::kPitchK + (lane / 8 % 2) * 8) * 2;
+    clear(s);
+    multiply_ahead<Config::kBf16, Shape::kDimPad / 16, kAhead>(
+        s,
+        [&](int kk, u32(&a)[kMt][4]) {
 #pragma unroll
-    for (int mt = 0; mt < kMt; ++mt)
-#pragma unroll
-      for (int n = 0; n < kN / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s[mt][n][i] = 0.f;
-#pragma unroll 4
-    for (int kk = 0; kk < Shape::kDimPad / 16; ++kk) {
-      u32 a[kMt][4];
-#pragma unroll
-      for (int mt = 0; mt < kMt; ++mt) ldmatrix_x4(a[mt], a_base + (mt * 16 * Shape::kPitchQ + kk * 16) * 2);
-#pragma unroll
-      for (int n = 0; n < kN / 16; ++n) {
-        u32 b[4];
-        ldmatrix_x4(b, b_base + (n * 16 * Shape::kPitchK + kk * 16) * 2);
-#pragma unroll
-        for (int mt = 0; mt < kMt; ++mt) {
-          mma_16x8x16<Config::kBf16>(s[mt][2 * n], a[mt], b[0], b[1]);
-          mma_16x8x16<Config::kBf16>(s[mt][2 * n + 1], a[mt], b[2], b[3]);
-        }
-      }
-    }
+          for (int mt = 0; mt < kMt; ++mt)
+            ldmatrix_x4(a[mt], a_base + (mt * 16 * Shape::kPitchQ + kk * 16) * 2);
+        },
+        [&](int kk, int n, u32(&b)[4]) { ldmatrix_x4(b, b_base + (n * 16 * Shape::kPitchK + kk * 16) * 2); });
   }
 
   __device__ void mask(float (&s)[kMt][kN / 8][4], int block) const {
@@ -209,6 +125,8 @@ struct ForwardTile {
   /// Online softmax: s becomes P; O and the running sums are rescaled.
   __device__ void softmax(float (&s)[kMt][kN / 8][4]) {
     const float c = args.scale_log2;
+    float shift[kMt][2], alpha[kMt][2];
+    bool moved = false;
 #pragma unroll
     for (int mt = 0; mt < kMt; ++mt)
 #pragma unroll
@@ -218,90 +136,121 @@ struct ForwardTile {
         for (int n = 0; n < kN / 8; ++n) most = fmaxf(most, fmaxf(s[mt][n][2 * half], s[mt][n][2 * half + 1]));
         most = max_over_quad(most);
         // A row that has seen no key yet keeps -inf; 0 stands in so that -inf - -inf never arises.
-        const float shift = most == negative_infinity() ? 0.f : most * c;
+        shift[mt][half] = most == negative_infinity() ? 0.f : most * c;
         // Exactly 1 while the maximum stands, so that a block without visible keys changes no bit.
-        const float alpha = row_max[mt][half] == most ? 1.f : exp2_approx((row_max[mt][half] - most) * c);
+        alpha[mt][half] = row_max[mt][half] == most ? 1.f : exp2_approx((row_max[mt][half] - most) * c);
+        moved |= alpha[mt][half] != 1.f;
         row_max[mt][half] = most;
-        float sum = 0.f;
-#pragma unroll
-        for (int n = 0; n < kN / 8; ++n)
-#pragma unroll
-          for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            s[mt][n][i] = exp2_approx(s[mt][n][i] * c - shift);
-            sum += s[mt][n][i];
-          }
-        row_sum[mt][half] = row_sum[mt][half] * alpha + sum;
-#pragma unroll
-        for (int n = 0; n < Shape::kDimVPad / 8; ++n) {
-          out[mt][n][2 * half] *= alpha;
-          out[mt][n][2 * half + 1] *= alpha;
+        if constexpr (!kTight) {
+          exponentials(s, mt, half, shift[mt][half], alpha[mt][half]);
+          rescale(mt, half, alpha[mt][half]);
         }
       }
+    if constexpr (kTight) {
+      if (__any_sync(0xffffffffu, moved)) {
+#pragma unroll
+        for (int mt = 0; mt < kMt; ++mt)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) rescale(mt, half, alpha[mt][half]);
+      }
+#pragma unroll
+      for (int mt = 0; mt < kMt; ++mt)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) exponentials(s, mt, half, shift[mt][half], alpha[mt][half]);
+    }
+  }
+
+  /// Scores of a row become P, and join its sum.
+  __device__ void exponentials(float (&s)[kMt][kN / 8][4], int mt, int half, float shift, float alpha) {
+    float sum = 0.f;
+#pragma unroll
+    for (int n = 0; n < kN / 8; ++n)
+#pragma unroll
+      for (int i = 2 * half; i < 2 * half + 2; ++i) {
+        s[mt][n][i] = exp2_approx(s[mt][n][i] * args.scale_log2 - shift);
+        sum += s[mt][n][i];
+      }
+    row_sum(mt, half) = row_sum(mt, half) * alpha + sum;
+  }
+
+  __device__ void rescale(int mt, int half, float alpha) {
+#pragma unroll
+    for (int n = 0; n < Shape::kDimVPad / 8; ++n) {
+      out[mt][n][2 * half] *= alpha;
+      out[mt][n][2 * half + 1] *= alpha;
+    }
   }
 
   __device__ void multiply_pv(const float (&p)[kMt][kN / 8][4], u32 values) {
     const int lane = ForwardTile::lane();
     const u32 b_base = values + (lane % 16 * Shape::kPitchV + lane / 16 * 8) * 2;
+    multiply_ahead<Config::kBf16, kN / 16, kAhead>(
+        out,
+        [&](int kk, u32(&a)[kMt][4]) {
 #pragma unroll
-    for (int kk = 0; kk < kN / 16; ++kk) {
-      u32 a[kMt][4];
+          for (int mt = 0; mt < kMt; ++mt)
 #pragma unroll
-      for (int mt = 0; mt < kMt; ++mt)
+            for (int i = 0; i < 4; ++i)
+              a[mt][i] = pack_16<Config::kBf16>(p[mt][2 * kk + i / 2][i % 2 * 2],
+                                                p[mt][2 * kk + i / 2][i % 2 * 2 + 1]);
+        },
+        [&](int kk, int n, u32(&b)[4]) {
+          ldmatrix_x4_trans(b, b_base + (kk * 16 * Shape::kPitchV + n * 16) * 2);
+        });
+  }
+
+  /// All of the tile's blocks, right to left. Needs Q's loads issued.
+  __device__ void walk() {
+    clear(out);
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          a[mt][i] =
-              pack_16<Config::kBf16>(p[mt][2 * kk + i / 2][i % 2 * 2], p[mt][2 * kk + i / 2][i % 2 * 2 + 1]);
+    for (int mt = 0; mt < kMt; ++mt)
 #pragma unroll
-      for (int n = 0; n < Shape::kDimVPad / 16; ++n) {
-        u32 b[4];
-        ldmatrix_x4_trans(b, b_base + (kk * 16 * Shape::kPitchV + n * 16) * 2);
-#pragma unroll
-        for (int mt = 0; mt < kMt; ++mt) {
-          mma_16x8x16<Config::kBf16>(out[mt][2 * n], a[mt], b[0], b[1]);
-          mma_16x8x16<Config::kBf16>(out[mt][2 * n + 1], a[mt], b[2], b[3]);
-        }
+      for (int half = 0; half < 2; ++half) {
+        row_max[mt][half] = negative_infinity();
+        row_sum(mt, half) = 0.f;
+      }
+    const int blocks = RowTile::blocks();
+    if (blocks == 0) return;
+    load_block(0, shared().tile.k_begin + (blocks - 1) * kN);
+    if constexpr (kSplit) {
+      int turn = 0;
+#pragma unroll 1
+      for (int block = shared().tile.k_begin + (blocks - 1) * kN; block >= shared().tile.k_begin;
+           block -= kN, ++turn) {
+        barrier_wait(landed(turn % 2), turn / 2 % 2);
+        attend(turn % 2, block, [&] {
+          if (block == shared().tile.k_begin) return;
+          if (turn > 0) barrier_wait(done(), (turn + 1) % 2);  // of the block before: its buffer is free
+          load_block((turn + 1) % 2, block - kN);
+        });
+        __syncwarp();
+        if (lane() == 0) barrier_arrive(done());
+      }
+    } else {
+      int stage = 0;
+#pragma unroll 1
+      for (int block = shared().tile.k_begin + (blocks - 1) * kN; block >= shared().tile.k_begin;
+           block -= kN, stage ^= 1) {
+        cp_async_wait_all();
+        __syncthreads();  // this block has arrived, and every warp is done with the buffers that are filled
+                          // next
+        if (block > shared().tile.k_begin) load_block(stage ^ 1, block - kN);
+        attend(stage, block, [] {});
       }
     }
   }
 
-  /// All of the tile's blocks, right to left. Needs Q's loads issued (uncommitted is fine).
-  __device__ void walk() {
-#pragma unroll
-    for (int mt = 0; mt < kMt; ++mt) {
-#pragma unroll
-      for (int n = 0; n < Shape::kDimVPad / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out[mt][n][i] = 0.f;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        row_max[mt][half] = negative_infinity();
-        row_sum[mt][half] = 0.f;
-      }
-    }
-    const int blocks = (shared().tile.k_end - shared().tile.k_begin + kN - 1) / kN;
-    if (blocks <= 0) return;
-    load_k(0, shared().tile.k_begin + (blocks - 1) * kN);
-    load_v(0, shared().tile.k_begin + (blocks - 1) * kN);
-    cp_async_commit();
-    int stage = 0;
-#pragma unroll 1
-    for (int block = shared().tile.k_begin + (blocks - 1) * kN; block >= shared().tile.k_begin;
-         block -= kN, stage ^= 1) {
-      cp_async_wait<0>();
-      __syncthreads();  // this block has arrived, and every warp is done with the buffers that are filled next
-      if (block > shared().tile.k_begin) {
-        load_k(stage ^ 1, block - kN);
-        load_v(stage ^ 1, block - kN);
-      }
-      cp_async_commit();
-      const int2 mine = shared().needed[warp()];
-      if (block >= mine.y || block + kN <= mine.x) continue;  // none of this warp's rows sees a key here
-      float s[kMt][kN / 8][4];
-      multiply_qk(s, smem_k(stage));
-      if (block < shared().tile.full_begin || block + kN > shared().tile.full_end) mask(s, block);
-      softmax(s);
-      multiply_pv(s, smem_v(stage));
-    }
+  /// One block of keys; `between` runs between its scores and their softmax.
+  template <class Between>
+  __device__ void attend(int stage, int block, Between between) {
+    const bool needed = is_needed(block);
+    float s[kMt][kN / 8][4];
+    if (needed) multiply_qk(s, smem_k(stage));
+    between();
+    if (!needed) return;
+    if (is_masked(block)) mask(s, block);
+    softmax(s);
+    multiply_pv(s, smem_v(stage));
   }
 
   __device__ bool any_non_finite() const {
@@ -323,7 +272,7 @@ struct ForwardTile {
     for (int mt = 0; mt < kMt; ++mt)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float sum = sum_over_quad(row_sum[mt][half]);
+        const float sum = sum_over_quad(row_sum(mt, half));
         const float inverse = 1.f / sum;
         const int row = (warp * kMt + mt) * 16 + lane / 4 + half * 8;
 #pragma unroll
@@ -344,31 +293,7 @@ struct ForwardTile {
           args.lse[(shared().head_begin + row % Config::kPack) * args.lse_stride + token] = lse;
         }
       }
-    __syncwarp();
-    constexpr int kChunks = (Config::kDimV + 7) / 8, kWarpRows = kMt * 16;
-    u16* base = static_cast<u16*>(args.out.data);
-    for (int index = lane; index < kWarpRows * kChunks; index += 32) {
-      const int row = warp * kWarpRows + index / kChunks, chunk = index % kChunks;
-      const int token = token_of(row);
-      if (!is_real(row) || token < token_begin || token >= token_end) continue;
-      u16* target = base + token * args.out.row_stride +
-                    (shared().head_begin + row % Config::kPack) * args.out.head_stride + chunk * 8;
-      u32 word[4];
-      asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];\n"
-                   : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                   : "r"(smem_q() + (row * Shape::kPitchQ + chunk * 8) * 2)
-                   : "memory");
-      if constexpr (Config::kAligned) {
-        *reinterpret_cast<uint4*>(target) = make_uint4(word[0], word[1], word[2], word[3]);
-      } else {
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          target[2 * w] = static_cast<u16>(word[w]);
-          target[2 * w + 1] = static_cast<u16>(word[w] >> 16);
-        }
-      }
-    }
-    __syncwarp();
+    write_rows<Config::kDimV, Shape::kPitchQ>(smem_q(), args.out, token_begin, token_end);
   }
 };
 
@@ -383,6 +308,7 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::ForwardShape::kThread
   // rows absent.
   ForwardShared& shared = work.shared();
   if (threadIdx.x == 0) {
+    if constexpr (work.kSplit) work.init_barriers();
     shared.only = -1;
     shared.loaded = make_int2(shared.tile.k_begin, shared.tile.k_end);
   }
@@ -402,6 +328,10 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::ForwardShape::kThread
     }
     __syncthreads();
     if (threadIdx.x == 0) {
+      if constexpr (work.kSplit) {
+        work.invalidate_barriers();
+        work.init_barriers();
+      }
       shared.only = again ? shared.tile.seg_begin : shared.only + 1;
       shared.loaded = make_int2(args.segments[shared.only].k_begin, args.segments[shared.only].k_end);
     }

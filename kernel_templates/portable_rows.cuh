@@ -64,13 +64,58 @@ __device__ inline void store_pair(u16* target, float low, float high) {
   }
 }
 
-/// Adds to two neighbouring floats (8-byte aligned); the order of adds from different CTAs is free.
-__device__ inline void add_pair(float* target, float low, float high) {
+/// Four words per lane, transposed within each quad of lanes: word i of lane j becomes word j of lane i.
+__device__ inline void transpose_quad(u32 (&word)[4]) {
+  const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const u32 got = __shfl_xor_sync(0xffffffffu, odd ? word[i] : word[i + 1], 1);
+    word[i] = odd ? got : word[i];
+    word[i + 1] = odd ? word[i + 1] : got;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const u32 got = __shfl_xor_sync(0xffffffffu, high ? word[i] : word[i + 2], 2);
+    word[i] = high ? got : word[i];
+    word[i + 2] = high ? word[i + 2] : got;
+  }
+}
+
+/// A quad's part of one row of accumulators, rounded: 8 * kTiles columns from `target` on, of which `columns`
+/// (a multiple of 8) exist. value(tile, i): the lane's two columns of an n8 tile. All lanes of a warp call
+/// together; `real`: whether the quad's row is to be written.
+template <bool kBf16, bool kAligned, int kTiles, class Value>
+__device__ inline void store_row(u16* target, int columns, bool real, Value value) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; tile += 4) {
+    if (kAligned && tile + 4 <= kTiles) {  // whole 16-byte pieces, one tile per lane
+      u32 word[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) word[i] = pack_16<kBf16>(value(tile + i, 0), value(tile + i, 1));
+      transpose_quad(word);
+      const int column = (tile + lane) * 8;
+      if (real && column < columns)
+        *reinterpret_cast<uint4*>(target + column) = make_uint4(word[0], word[1], word[2], word[3]);
+    } else {
+#pragma unroll
+      for (int i = tile; i < tile + 4 && i < kTiles; ++i)
+        if (real && i * 8 < columns)
+          store_pair<kBf16, kAligned>(target + i * 8 + lane * 2, value(i, 0), value(i, 1));
+    }
+  }
+}
+
+/// Adds to four neighbouring floats (16-byte aligned); the order of adds from different CTAs is free.
+__device__ inline void add_four(float* target, float a, float b, float c, float d) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};\n" ::"l"(target), "f"(low), "f"(high) : "memory");
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(target), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
 #else
-  atomicAdd(target, low);
-  atomicAdd(target + 1, high);
+  atomicAdd(target, a);
+  atomicAdd(target + 1, b);
+  atomicAdd(target + 2, c);
+  atomicAdd(target + 3, d);
 #endif
 }
 

@@ -2,14 +2,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
-#include <set>
 
 #include "agreement.h"
+#include "attention/options.h"
 #include "base/check.h"
 #include "comm/call_ledger.h"
 #include "comm/consensus.h"
-#include "policy/digest.h"
 #include "runtime_impl.h"
 
 namespace bdcp {
@@ -28,17 +26,11 @@ struct Draft {
   RankReport report;
 };
 
-attention::Options attention_options(const PolicyValues& policy) {
-  return {.deterministic = policy.attention.deterministic,
-          .batch_invariant = policy.attention.batch_invariant,
-          .payload_f32 = policy.exchange.grad_payload == PolicyValues::GradPayload::fp32};
-}
-
 /// Policy values whose feature this build does not have yet: refused by name, alike on every rank.
-void refuse_missing_features(const PolicyValues& policy) {
+void refuse_missing_features(const PolicyValues& policy, comm::Group* group) {
   require(policy.exchange.transport == PolicyValues::Transport::automatic, ErrorCode::unsupported,
           "exchange.transport: \"nccl\" and \"copy_engine\" are not part of this build; allowed: \"auto\" "
-          "(in-process)");
+          "(in-process, and host memory between processes)");
   require(policy.attention.sm_margin == 0, ErrorCode::unsupported,
           "attention.sm_margin: no kernel of this build has a persistent grid to take SMs from; allowed: 0");
   const PolicyValues defaults;
@@ -48,10 +40,10 @@ void refuse_missing_features(const PolicyValues& policy) {
           "exchange.landing_slots, exchange.landing_mib: landing buffers belong to a transport that is not "
           "part of this "
           "build; allowed: the defaults");
-  require(policy.agreement.heartbeat_s == defaults.agreement.heartbeat_s, ErrorCode::unsupported,
-          "agreement.heartbeat_s: ranks of one process need no heartbeats, and other communicators are not "
-          "part of this "
-          "build; allowed: the default");
+  // Agreed on by now: every member goes over to it in the same step.
+  const bool beats = group && group->set_heartbeat(policy.agreement.heartbeat_s);
+  require(beats || policy.agreement.heartbeat_s == defaults.agreement.heartbeat_s, ErrorCode::unsupported,
+          "agreement.heartbeat_s: ranks of one process need no heartbeats; allowed: the default");
   require(!policy.exchange.measured, ErrorCode::unsupported,
           "exchange.measured: measured cost files are not part of this build; leave the field null");
 }
@@ -63,18 +55,11 @@ class StepBuilder {
       : runtime_(runtime), layout_(layout), shapes_(shapes), comm_(comm), options_(options), ticket_(ticket) {}
 
   /// nullopt: the ranks agreed to switch to a reloaded policy, and the step starts over with it.
-  std::optional<Step> build(const std::shared_ptr<const Policy>& active_policy, const Policy& latest) {
-    const Policy& active = *active_policy;
-    const int nodes =
-        static_cast<int>(std::set<std::string>(comm_.hosts().begin(), comm_.hosts().end()).size());
-    const GroupFacts group{comm_.name(), comm_.size(), nodes};
-    const PolicyValues values = policy::merge_local(active.resolve(group), latest.resolve(group));
-    const std::string pending = policy::group_digest(latest, group);
-    const bool reloaded = pending != policy::group_digest(active, group);
-
+  std::optional<Step> build(const GroupPolicy& policy) {
+    const PolicyValues& values = *policy.values;
     Draft draft;
     try {
-      prepare(values, draft);
+      prepare(policy, draft);
     } catch (const Error& error) {
       // World > 1: the others learn it in the consensus; this rank must not leave them waiting.
       if (comm_.size() == 1) throw;
@@ -84,25 +69,27 @@ class StepBuilder {
       draft.report.error = {ErrorCode::internal, error.what()};
     }
     draft.report.facts.host = comm_.hosts()[static_cast<std::size_t>(comm_.rank())];
-    if (reloaded) draft.report.pending_policy = pending;
+    draft.report.pending_policy = policy.pending;
 
-    std::vector<RankReport> reports = agree(active, group, values, draft);
+    std::vector<RankReport> reports = agree(policy, draft);
     {
       std::lock_guard lock(runtime_.mutex);
-      ticket_.state->active = active_policy;
+      ticket_.state->active = policy.active;
     }
-    if (reloaded && std::all_of(reports.begin(), reports.end(),
-                                [&](const RankReport& r) { return r.pending_policy == pending; }))
+    if (!policy.pending.empty() && std::all_of(reports.begin(), reports.end(), [&](const RankReport& r) {
+          return r.pending_policy == policy.pending;
+        }))
       return std::nullopt;
     raise_reported_errors(reports);
-    refuse_missing_features(values);
+    refuse_missing_features(values, comm_.group().get());
     decide(values, reports, draft);
     finish(values, draft);
     return Step(draft.step);
   }
 
  private:
-  void prepare(const PolicyValues& values, Draft& draft) {
+  void prepare(const GroupPolicy& policy, Draft& draft) {
+    const PolicyValues& values = *policy.values;
     require(layout_.world_size() == comm_.size(), ErrorCode::invalid_argument, [&] {
       return fmt::format("layout.world_size() is {}, the communicator has {} ranks", layout_.world_size(),
                          comm_.size());
@@ -111,7 +98,7 @@ class StepBuilder {
             "shapes is empty; a step needs at least one call shape");
     for (std::size_t i = 0; i < shapes_.size(); ++i) validate_shape(shapes_[i], i);
 
-    draft.step = std::make_shared<Step::Impl>(layout_, comm_, values);
+    draft.step = std::make_shared<Step::Impl>(layout_, comm_, policy.values);
     draft.step->services = runtime_.services;
     draft.step->number = ticket_.number;
     draft.global = plan::make_global_plan(layout_);
@@ -119,7 +106,7 @@ class StepBuilder {
     const std::string bad = plan::plan_guard(draft.step->plan);
     require(bad.empty(), ErrorCode::internal, [&] { return "the plan is invalid: " + bad; });
     choose_device(values, draft);
-    draft.options = attention_options(values);
+    draft.options = attention::options_of(values);
     weigh_backends(values, draft);
   }
 
@@ -144,13 +131,20 @@ class StepBuilder {
       }
     }
     draft.step->device = wanted;
+    require(comm_.size() == 1 || comm_.group()->serves(draft.step->device_handle.get()), ErrorCode::unsupported,
+            [&] {
+              return fmt::format(
+                  "communicator '{}' moves host memory only, and the step would run on device {}; "
+                  "set options.device to device_host or attention.backend to \"host\"",
+                  comm_.name(), wanted);
+            });
   }
 
   /// Fills the verdicts; the first backend that can run every shape is prepared, kernels included, so that a
   /// compile failure counts as "cannot". Later ones are judged by capability alone.
   void weigh_backends(const PolicyValues& values, Draft& draft) {
     auto& verdicts = draft.report.facts.backends;
-    for (const std::size_t i : order_of(values.attention.backend)) {
+    for (const std::size_t i : plan::backend_order(values.attention.backend)) {
       const BackendKind kind = plan::kBackendOrder[i];
       const attention::Backend* backend = find(kind);
       if (!backend) {
@@ -172,17 +166,6 @@ class StepBuilder {
     }
   }
 
-  /// Indices of kBackendOrder as plan::select tries them: one asked for by name, those after it, those before
-  /// it.
-  static std::vector<std::size_t> order_of(BackendKind named) {
-    std::vector<std::size_t> order(plan::kBackendOrder.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    const auto first = std::find_if(order.begin(), order.end(),
-                                    [&](std::size_t i) { return plan::kBackendOrder[i] == named; });
-    if (first != order.end()) std::rotate(order.begin(), first, order.end());
-    return order;
-  }
-
   plan::Verdict judge(const attention::Backend& backend, const Draft& draft) const {
     const auto& device = draft.step->device_handle;
     const attention::Target target{device ? &device->facts() : nullptr};
@@ -194,30 +177,32 @@ class StepBuilder {
   std::vector<std::shared_ptr<const attention::PreparedAttention>> prepare_shapes(
       const attention::Backend& backend, const Draft& draft) const {
     const auto& device = draft.step->device_handle;
+    const attention::PrepareContext context{
+        .device = device,
+        .cache = runtime_.services.cache.get(),
+        .on_downgrade = report_to(draft.step->policy),
+        .tables = device ? runtime_.table_pool(device)->make_tables() : nullptr};
     std::vector<std::shared_ptr<const attention::PreparedAttention>> prepared;
     for (const CallShape& shape : shapes_) {
-      prepared.push_back(backend.prepare(shape, draft.step->plan, draft.options,
-                                         {.device = device,
-                                          .cache = runtime_.services.cache.get(),
-                                          .on_downgrade = report_to(draft.step->policy)}));
+      prepared.push_back(backend.prepare(shape, draft.step->plan, draft.options, context));
       if (device &&
           comm_.size() > 1)  // a kernel the exchange lacks must surface here too, not after the consensus
         for (const jit::KernelSpec& spec :
              comm::required_kernels(shape.dtype, draft.options.payload_f32, device->facts().arch))
           runtime_.services.cache->load(spec, device);
     }
+    if (context.tables) context.tables->upload();
     return prepared;
   }
 
   /// For downgrades that only a call's tensors show.
-  std::function<void(const Downgrade&)> report_to(const PolicyValues& values) const {
-    return [services = runtime_.services, values](const Downgrade& downgrade) {
-      services.downgrades->record({&downgrade, 1}, values, *services.log, services.events);
+  std::function<void(const Downgrade&)> report_to(std::shared_ptr<const PolicyValues> values) const {
+    return [services = runtime_.services, values = std::move(values)](const Downgrade& downgrade) {
+      services.downgrades->record({&downgrade, 1}, *values, *services.log, services.events);
     };
   }
 
-  std::vector<RankReport> agree(const Policy& active, const GroupFacts& group, const PolicyValues& values,
-                                Draft& draft) {
+  std::vector<RankReport> agree(const GroupPolicy& policy, const Draft& draft) {
     std::vector<RankReport> reports;
     if (comm_.size() == 1) {
       reports.push_back(draft.report);
@@ -226,12 +211,11 @@ class StepBuilder {
     comm::Group& members = *comm_.group();
     comm::ConsensusInput input;
     input.step = ticket_.number;
-    input.must_match =
-        must_match_fields(layout_, shapes_, policy::group_fields(active, group), runtime_.templates_hash);
+    input.must_match = must_match_fields(layout_, shapes_, policy.fields, runtime_.templates_hash);
     input.calls = ticket_.calls;
     input.facts = encode(draft.report);
     const std::vector<std::string> frames =
-        comm::agree(members, input, comm::deadline_in(values.agreement.timeout_s));
+        comm::agree(members, input, comm::deadline_in(policy.values->agreement.timeout_s));
     for (std::size_t r = 0; r < frames.size(); ++r) reports.push_back(decode(frames[r], static_cast<int>(r)));
     return reports;
   }
@@ -327,8 +311,8 @@ Step Runtime::Impl::begin_step(const DocLayout& layout, std::span<const CallShap
       active = comm.size() > 1 && ticket.state->active ? ticket.state->active : newest;
     }
     StepBuilder builder(*this, layout, shapes, comm, step_options, ticket);
-    std::optional<Step> step = builder.build(active, *newest);
-    if (!step) step = builder.build(newest, *newest);
+    std::optional<Step> step = builder.build(*group_policy(ticket, comm, active, newest));
+    if (!step) step = builder.build(*group_policy(ticket, comm, newest, newest));
     ++services.metrics->steps;
     return *step;
   } catch (const std::exception& error) {

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "attention/options.h"
 #include "base/check.h"
 #include "comm/kv_exchange.h"
 #include "jit/content_hash.h"
@@ -106,6 +107,26 @@ Runtime::Impl::Ticket Runtime::Impl::issue(const Communicator& comm) {
   return ticket;
 }
 
+std::shared_ptr<const GroupPolicy> Runtime::Impl::group_policy(const Ticket& ticket, const Communicator& comm,
+                                                               const std::shared_ptr<const Policy>& active,
+                                                               const std::shared_ptr<const Policy>& newest) {
+  {
+    std::lock_guard lock(mutex);
+    const auto& known = ticket.state->policy;
+    if (known && known->holds_for(active.get(), newest.get(), comm)) return known;
+  }
+  auto made = std::make_shared<const GroupPolicy>(active, newest, comm);
+  std::lock_guard lock(mutex);
+  return ticket.state->policy = std::move(made);
+}
+
+std::shared_ptr<device::TablePool> Runtime::Impl::table_pool(const std::shared_ptr<device::Device>& device) {
+  std::lock_guard lock(mutex);
+  std::shared_ptr<device::TablePool>& pool = table_pools[device.get()];
+  if (!pool) pool = std::make_shared<device::TablePool>(device);
+  return pool;
+}
+
 Runtime Runtime::create(RuntimeOptions options) { return Runtime(std::make_shared<Impl>(std::move(options))); }
 
 Step Runtime::begin_step(const DocLayout& layout, std::span<const CallShape> shapes, const Communicator& comm,
@@ -130,25 +151,22 @@ namespace {
 
 std::vector<jit::KernelSpec> specs_within(const std::vector<std::unique_ptr<attention::Backend>>& backends,
                                           std::span<const CallShape> shapes, const KernelLimits& limits,
-                                          const attention::Options& options) {
+                                          const Policy& policy) {
   std::vector<jit::KernelSpec> specs;
   const auto add = [&](std::vector<jit::KernelSpec> more) {
     for (jit::KernelSpec& spec : more)
       if (std::find(specs.begin(), specs.end(), spec) == specs.end()) specs.push_back(std::move(spec));
   };
+  const std::vector<attention::Options> every_options = attention::options_under(policy);
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     validate_shape(shapes[i], i);
-    for (const auto& backend : backends)
-      add(backend->required_kernels(shapes[i], limits.arch, limits.distributed, options));
-    if (limits.distributed) add(comm::required_kernels(shapes[i].dtype, options.payload_f32, limits.arch));
+    for (const attention::Options& options : every_options) {
+      for (const auto& backend : backends)
+        add(backend->required_kernels(shapes[i], limits.arch, limits.distributed, options));
+      if (limits.distributed) add(comm::required_kernels(shapes[i].dtype, options.payload_f32, limits.arch));
+    }
   }
   return specs;
-}
-
-attention::Options options_of(const Policy& policy) {
-  const PolicyValues values = policy.resolve();
-  return {values.attention.deterministic, values.attention.batch_invariant,
-          values.exchange.grad_payload == PolicyValues::GradPayload::fp32};
 }
 
 }  // namespace
@@ -156,7 +174,7 @@ attention::Options options_of(const Policy& policy) {
 std::vector<KernelInfo> Runtime::required_kernels(std::span<const CallShape> shapes,
                                                   const KernelLimits& limits) const {
   std::vector<KernelInfo> infos;
-  for (const jit::KernelSpec& spec : specs_within(impl_->backends, shapes, limits, options_of(policy()))) {
+  for (const jit::KernelSpec& spec : specs_within(impl_->backends, shapes, limits, policy())) {
     KernelInfo info;
     info.key = jit::make_spec_key(spec, jit::embedded_sources()).base;
     info.kernel = spec.kernel;
@@ -168,7 +186,7 @@ std::vector<KernelInfo> Runtime::required_kernels(std::span<const CallShape> sha
 }
 
 std::vector<KernelInfo> Runtime::warm(std::span<const CallShape> shapes, const KernelLimits& limits) const {
-  const auto specs = specs_within(impl_->backends, shapes, limits, options_of(policy()));
+  const auto specs = specs_within(impl_->backends, shapes, limits, policy());
   std::vector<std::string> errors;
   const auto kernels = impl_->services.cache->get_all(specs, &errors);
   std::vector<KernelInfo> infos;

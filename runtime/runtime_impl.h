@@ -14,6 +14,8 @@
 #include "bdcp/runtime.h"
 #include "comm/call_ledger.h"
 #include "device/device.h"
+#include "device/tables.h"
+#include "group_policy.h"
 #include "step_impl.h"
 
 namespace bdcp {
@@ -29,9 +31,10 @@ struct Runtime::Impl {
   /// agreed on.
   struct CommState {
     std::weak_ptr<comm::Group> group;
-    std::uint64_t issued = 0;              ///< guarded by Impl::mutex
-    std::shared_ptr<const Policy> active;  ///< likewise; null until a first agreement
-    std::mutex turn_mutex;                 ///< guards what follows
+    std::uint64_t issued = 0;                   ///< guarded by Impl::mutex
+    std::shared_ptr<const Policy> active;       ///< likewise; null until a first agreement
+    std::shared_ptr<const GroupPolicy> policy;  ///< likewise; of the latest step
+    std::mutex turn_mutex;                      ///< guards what follows
     std::condition_variable turn;
     std::uint64_t agreed = 0;
     std::set<std::uint64_t> passed;  ///< numbers that are done before their turn has come
@@ -48,6 +51,13 @@ struct Runtime::Impl {
   };
   Ticket issue(const Communicator& comm);
 
+  /// What `active` and `newest` mean to the ticket's communicator.
+  std::shared_ptr<const GroupPolicy> group_policy(const Ticket& ticket, const Communicator& comm,
+                                                  const std::shared_ptr<const Policy>& active,
+                                                  const std::shared_ptr<const Policy>& newest);
+  /// Where steps on the device keep their work lists.
+  std::shared_ptr<device::TablePool> table_pool(const std::shared_ptr<device::Device>& device);
+
   Step begin_step(const DocLayout& layout, std::span<const CallShape> shapes, const Communicator& comm,
                   const StepOptions& options, const Ticket& ticket);
 
@@ -61,6 +71,7 @@ struct Runtime::Impl {
   std::mutex mutex;  ///< guards what follows
   std::shared_ptr<const Policy> latest;
   std::map<const comm::Group*, std::shared_ptr<CommState>> communicators;
+  std::map<const device::Device*, std::shared_ptr<device::TablePool>> table_pools;  ///< which keep the devices
   bool driver_tried = false;
   std::shared_ptr<const device::Driver> driver_handle;
   std::string driver_why;

@@ -183,7 +183,7 @@ const PreparedShape& accept(const Step::Impl& step, const char* call, const Args
 }
 
 /// Joins the caller's stream to transfers that were started, also when something throws in between: the caller
-/// may then free or reuse what they still read and write.
+/// may then free or reuse what they still read and write. Partials travel only where K/V does.
 class Transfers {
  public:
   Transfers(comm::KvExchange& exchange, Stream stream) : exchange_(exchange), stream_(stream) {}
@@ -203,6 +203,14 @@ class Transfers {
   void finish() {
     if (std::exchange(open_, false)) exchange_.finish_forward(stream_);
   }
+  void start_reduce(const comm::KvExchange::Partials& partials, BufferView gradients) {
+    exchange_.start_reduce(partials, gradients, stream_);
+    open_ = true;
+  }
+  void finish_reduce(BufferView gradients, const TensorView& dk, const TensorView& dv) {
+    finish();
+    exchange_.finish_reduce(gradients, dk, dv, stream_);
+  }
 
  private:
   comm::KvExchange& exchange_;
@@ -216,7 +224,7 @@ void report_strides(Step::Impl& step, const ConstTensorView& k, const ConstTenso
   const Downgrade strided{"contiguous", "strided", "kv_strided",
                           "K/V rows are not contiguous: the exchange copies them row by row, not in one range",
                           step.comm.rank()};
-  step.services.downgrades->record({&strided, 1}, step.policy, *step.services.log, step.services.events);
+  step.services.downgrades->record({&strided, 1}, *step.policy, *step.services.log, step.services.events);
 }
 
 }  // namespace
@@ -313,12 +321,16 @@ void Step::backward(const BackwardArgs& a, Stream stream) const {
       call.remote_dv = partials.remote_dv;
     }
     call.workspace = piece(a.workspace, offset, ps.attention->backward_workspace());
-    ps.attention->backward(call, attention::Part::local, stream);
+    // The remote part first: its partials return while the local part runs.
     if (ps.exchange) {
-      transfers->finish();
-      if (step.plan.remote_len > 0) ps.attention->backward(call, attention::Part::remote, stream);
-      ps.exchange->reduce(partials, gradients, a.dk, a.dv, stream);
+      if (step.plan.remote_len > 0) {
+        transfers->finish();
+        ps.attention->backward(call, attention::Part::remote, stream);
+      }
+      transfers->start_reduce(partials, gradients);
     }
+    ps.attention->backward(call, attention::Part::local, stream);
+    if (ps.exchange) transfers->finish_reduce(gradients, a.dk, a.dv);
   });
   ++step.backward_calls;
   ++step.services.metrics->backward_calls;

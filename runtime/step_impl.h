@@ -35,12 +35,12 @@ struct StepServices {
 };
 
 struct Step::Impl {
-  Impl(DocLayout l, Communicator c, PolicyValues p)
+  Impl(DocLayout l, Communicator c, std::shared_ptr<const PolicyValues> p)
       : layout(std::move(l)), comm(std::move(c)), policy(std::move(p)) {}
 
   DocLayout layout;
   Communicator comm;
-  PolicyValues policy;
+  std::shared_ptr<const PolicyValues> policy;
   StepServices services;
   std::uint64_t number = 0;  ///< per communicator
   int device = -1;
@@ -52,7 +52,7 @@ struct Step::Impl {
   std::atomic<std::uint64_t> forward_calls{0}, backward_calls{0};
   std::atomic<bool> strided_reported{false};
 
-  bool keep_kv() const { return policy.exchange.backward_kv == PolicyValues::BackwardKv::keep; }
+  bool keep_kv() const { return policy->exchange.backward_kv == PolicyValues::BackwardKv::keep; }
 };
 
 }  // namespace bdcp

@@ -10,6 +10,7 @@
 #include "bdcp/runtime.h"
 #include "bdcp/types.h"
 #include "device/device.h"
+#include "device/tables.h"
 #include "jit/kernel_cache.h"
 #include "jit/kernel_spec.h"
 #include "plan/exchange_path.h"
@@ -27,9 +28,9 @@ struct Options {
   bool deterministic = false, batch_invariant = false;
   /// dtype of remote dK/dV partials: f32, or the input's (exchange.grad_payload).
   bool payload_f32 = true;
-  /// The hopper backend's own backward where it takes the shape, rather than the portable one. Not set by any
-  /// policy: for tests, until it has been measured.
-  bool hopper_backward = false;
+  /// attention.backend names a backend whose kernels have not run through the library on a GPU yet.
+  bool unproven = false;
+  friend bool operator==(const Options&, const Options&) = default;
 };
 
 /// Segments [0, plan.remote_segments()) are the remote part; everything else, padding rows included, is the
@@ -79,6 +80,9 @@ struct PrepareContext {
   /// Called at most once per prepared call and code, from the thread of the call that is downgraded. May be
   /// empty.
   std::function<void(const Downgrade&)> on_downgrade;
+  /// Takes the work lists; needed with a device. Uploaded by the caller before the first call, once for all
+  /// shapes.
+  std::shared_ptr<device::Tables> tables;
 };
 
 class Backend {

@@ -1,11 +1,12 @@
-// The Hopper backend: wgmma and TMA. Calls whose tensors TMA cannot read are the portable backend's, and
-// backward too unless Options::hopper_backward asks for the own one: the two agree on what LSE means.
+// The Hopper backend: wgmma and TMA. Calls whose tensors TMA cannot read are the portable backend's: the two
+// agree on what LSE means.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <atomic>
 #include <numbers>
 #include <optional>
+#include <span>
 
 #include "attention/backend.h"
 #include "attention/call_checks.h"
@@ -14,6 +15,8 @@
 #include "attention/hopper_config.h"
 #include "attention/hopper_maps.h"
 #include "attention/hopper_work.h"
+#include "attention/kernel_tensor.h"
+#include "attention/prepared_kernels.h"
 #include "base/check.h"
 #include "jit/kernel_info.h"
 
@@ -32,25 +35,34 @@ HopperLayout layout_of(const plan::RankPlan& plan, const Options& options) {
 class HopperAttention final : public PreparedAttention {
  public:
   HopperAttention(const CallShape& shape, const plan::RankPlan& plan, const Options& options,
-                  const PrepareContext& context, std::shared_ptr<const PreparedAttention> portable)
+                  const PrepareContext& context, KernelMemo& memo,
+                  std::shared_ptr<const PreparedAttention> portable)
       : shape_(shape),
         plan_(plan),
+        payload_f32_(options.payload_f32),
         device_(context.device),
+        tables_(context.tables),
         on_downgrade_(context.on_downgrade),
         portable_(std::move(portable)) {
     const HopperLayout layout = layout_of(plan, options);
     config_ = hopper_forward_config(shape, layout);
-    const jit::KernelSpec spec = hopper_forward_spec(shape, device_->facts().arch, layout);
-    compiled_ = context.cache->get(spec);
-    loaded_ = context.cache->load(spec, device_);
+    kernels_ = memo.get(shape, options, static_cast<int>(layout), context, [&] {
+      const std::string& arch = device_->facts().arch;
+      std::vector<jit::KernelSpec> specs{hopper_forward_spec(shape, arch, layout)};
+      if (shape.backward)
+        for (jit::KernelSpec& spec : hopper_backward_specs(shape, arch, options))
+          specs.push_back(std::move(spec));
+      return specs;
+    });
     const HopperWork work = make_hopper_work(plan, config_.tokens(), config_.keys, !options.batch_invariant);
     require(work.tiles.size() * groups() < (std::size_t{1} << 30), ErrorCode::unsupported, [&] {
       return fmt::format("{} tiles of {} head groups; the kernel counts up to 2^30 items", work.tiles.size(),
                          groups());
     });
-    if (options.hopper_backward && shape.backward) backward_.emplace(shape, plan, options, context);
-    tiles_ = DeviceList<kernel::HopperTile>(*device_, work.tiles, work.local_count);
-    visible_ = DeviceList<kernel::KeyRange>(*device_, work.visible);
+    tiles_ = DeviceList<kernel::HopperTile>(*context.tables, work.tiles, work.local_count);
+    visible_ = DeviceList<kernel::KeyRange>(*context.tables, work.visible);
+    if (shape.backward)
+      backward_.emplace(shape, plan, options, context, std::span(*kernels_).subspan(kForward + 1));
   }
 
   std::size_t forward_workspace() const override { return portable_->forward_workspace(); }
@@ -63,6 +75,7 @@ class HopperAttention final : public PreparedAttention {
     check_call(shape_, plan_, call);
     const std::size_t items = tiles_.size(part) * groups();
     if (items == 0) return;
+    tables_->use(stream.handle);
     for (const ConstTensorView& view :
          {call.q, call.k, call.v, call.remote_k, call.remote_v, ConstTensorView(call.out)})
       if (!fits_tma(view)) {
@@ -71,12 +84,10 @@ class HopperAttention final : public PreparedAttention {
       }
     HopperForwardArgs args{};
     const int tokens = config_.tokens(), keys = config_.keys;
-    encode(packed_map(call.q, tokens, config_.pack), args.q);
-    encode(packed_map(call.out, tokens, config_.pack), args.out);
-    encode_rows(*device_, call.k, call.remote_k, keys, args.q, args.k);
-    encode_rows(*device_, call.v, call.remote_v, keys, args.q, args.v);
-    encode_rows(*device_, call.remote_k, call.k, keys, args.q, args.remote_k);
-    encode_rows(*device_, call.remote_v, call.v, keys, args.q, args.remote_v);
+    encode_packed(*device_, call.q, tokens, config_.pack, args.q);
+    encode_packed(*device_, call.out, tokens, config_.pack, args.out);
+    encode_keys(*device_, call.k, call.remote_k, keys, args.q, args.k, args.remote_k);
+    encode_keys(*device_, call.v, call.remote_v, keys, args.q, args.v, args.remote_v);
     args.k_rows = to_kernel(call.k);
     args.v_rows = to_kernel(call.v);
     args.remote_k_rows = to_kernel(call.remote_k);
@@ -91,33 +102,35 @@ class HopperAttention final : public PreparedAttention {
     args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
     const auto ctas = std::min<std::size_t>(items, static_cast<std::size_t>(device_->facts().sm_count));
     void* parameters[] = {&args};
-    device_->launch(*loaded_, {static_cast<unsigned>(ctas), 1, 1},
+    const PreparedKernel& kernel = (*kernels_)[kForward];
+    device_->launch(*kernel.loaded, {static_cast<unsigned>(ctas), 1, 1},
                     {static_cast<unsigned>(config_.threads()), 1, 1},
-                    static_cast<unsigned>(compiled_->spec.dynamic_smem), stream.handle, parameters);
+                    static_cast<unsigned>(kernel.compiled->spec.dynamic_smem), stream.handle, parameters);
   }
 
   void backward(const BackwardCall& call, Part part, Stream stream) const override {
-    if (!backward_) return portable_->backward(call, part, stream);
-    if (!HopperBackward::takes(call)) {
+    check_stream(*device_, stream);
+    check_call(shape_, plan_, call, payload_f32_);
+    if (!backward_->takes(call)) {
       note_misaligned();
       return portable_->backward(call, part, stream);
     }
+    tables_->use(stream.handle);
     backward_->launch(call, part, stream);
   }
 
   std::vector<KernelInfo> kernels() const override {
-    std::vector<KernelInfo> infos = portable_->kernels();
-    infos.insert(infos.begin(), jit::info_of(*compiled_));
-    if (backward_) backward_->append_kernels(infos);
+    std::vector<KernelInfo> infos;
+    for (const PreparedKernel& kernel : *kernels_) infos.push_back(jit::info_of(*kernel.compiled));
+    for (KernelInfo& info : portable_->kernels()) infos.push_back(std::move(info));
     return infos;
   }
 
  private:
+  static constexpr std::size_t kForward = 0;  // kernels of the backward follow
+
   std::size_t groups() const { return static_cast<std::size_t>(shape_.heads_q / config_.pack); }
 
-  void encode(const device::TensorMapSpec& spec, kernel::TensorMap& map) const {
-    device_->encode_tensor_map(spec, &map);
-  }
   void note_misaligned() const {
     // Marked only once it has been taken note of: a policy that refuses it refuses every call.
     if (!misaligned_.load() && on_downgrade_)
@@ -128,12 +141,13 @@ class HopperAttention final : public PreparedAttention {
 
   CallShape shape_;
   plan::RankPlan plan_;
+  bool payload_f32_;
   std::shared_ptr<device::Device> device_;
+  std::shared_ptr<const device::Tables> tables_;
   std::function<void(const Downgrade&)> on_downgrade_;
   std::shared_ptr<const PreparedAttention> portable_;
   HopperForwardConfig config_;
-  std::shared_ptr<const jit::CompiledKernel> compiled_;
-  std::shared_ptr<const device::LoadedKernel> loaded_;
+  std::shared_ptr<const PreparedKernels> kernels_;
   std::optional<HopperBackward> backward_;
   DeviceList<kernel::HopperTile> tiles_;
   DeviceList<kernel::KeyRange> visible_;
@@ -152,20 +166,24 @@ class HopperBackend final : public Backend {
               fmt::format("CUDA device {} is {}, the hopper backend needs sm_90a", target.facts->ordinal,
                           target.facts->arch)};
     if (plan::Verdict verdict = check_limits(shape); !verdict.ok) return verdict;
+    if (!options.unproven)
+      return {false, "unproven",
+              "the hopper kernels have not run through the library on a GPU yet; attention.backend: \"hopper\" "
+              "takes them all the same"};
     return portable_->can(shape, target, options);
   }
 
   std::vector<jit::KernelSpec> required_kernels(const CallShape& shape, const std::string& arch,
                                                 bool distributed, const Options& options) const override {
     std::vector<jit::KernelSpec> specs;
-    if (arch != "sm_90a" || !check_limits(shape).ok) return specs;
+    if (arch != "sm_90a" || !options.unproven || !check_limits(shape).ok) return specs;
     for (int i = 0; i < kHopperLayouts; ++i) {
       const auto layout = static_cast<HopperLayout>(i);
       if (options.batch_invariant && layout != HopperLayout::long_docs) continue;
       jit::KernelSpec spec = hopper_forward_spec(shape, arch, layout);
       if (std::find(specs.begin(), specs.end(), spec) == specs.end()) specs.push_back(std::move(spec));
     }
-    if (options.hopper_backward && shape.backward)
+    if (shape.backward)
       for (jit::KernelSpec& spec : hopper_backward_specs(shape, arch, options))
         specs.push_back(std::move(spec));
     for (jit::KernelSpec& spec : portable_->required_kernels(shape, arch, distributed, options))
@@ -176,11 +194,11 @@ class HopperBackend final : public Backend {
   std::shared_ptr<const PreparedAttention> prepare(const CallShape& shape, const plan::RankPlan& plan,
                                                    const Options& options,
                                                    const PrepareContext& context) const override {
-    require(context.device != nullptr && context.cache != nullptr, ErrorCode::invalid_argument,
-            "the hopper backend needs a CUDA device and a kernel cache");
+    require(context.device != nullptr && context.cache != nullptr && context.tables != nullptr,
+            ErrorCode::invalid_argument, "the hopper backend needs a CUDA device, a kernel cache and tables");
     const plan::Verdict verdict = can(shape, Target{&context.device->facts()}, options);
     require(verdict.ok, ErrorCode::unsupported, verdict.text.c_str());
-    return std::make_shared<HopperAttention>(shape, plan, options, context,
+    return std::make_shared<HopperAttention>(shape, plan, options, context, kernels_,
                                              portable_->prepare(shape, plan, options, context));
   }
 
@@ -201,6 +219,7 @@ class HopperBackend final : public Backend {
     return {};
   }
 
+  mutable KernelMemo kernels_;
   std::unique_ptr<Backend> portable_ = make_portable_backend();
 };
 

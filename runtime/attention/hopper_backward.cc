@@ -8,23 +8,14 @@
 #include "attention/call_checks.h"
 #include "attention/hopper_backward_work.h"
 #include "attention/hopper_maps.h"
+#include "attention/kernel_tensor.h"
 #include "base/check.h"
-#include "jit/kernel_info.h"
 
 namespace bdcp::attention {
 namespace {
 
 constexpr unsigned kRowThreads = 256;
 constexpr int kRowShares = 8;  // CTAs per chunk of rows, each with its share of the heads
-
-std::size_t padded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
-
-/// Rows start on 16 bytes, whatever the strides' signs. Tensors without rows are never written.
-bool aligned_16(const ConstTensorView& view) {
-  if (view.tokens == 0 || !view.data || view.dtype == DType::f32) return true;
-  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.token_stride % 8 == 0 &&
-         view.head_stride % 8 == 0;
-}
 
 }  // namespace
 
@@ -36,20 +27,13 @@ std::vector<jit::KernelSpec> hopper_backward_specs(const CallShape& shape, const
 }
 
 HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& plan, const Options& options,
-                               const PrepareContext& context)
+                               const PrepareContext& context, std::span<const PreparedKernel> kernels)
     : shape_(shape),
       plan_(plan),
-      options_(options),
+      payload_f32_(options.payload_f32),
       device_(context.device),
-      config_(hopper_backward_config(shape)) {
-  const auto specs = hopper_backward_specs(shape, device_->facts().arch, options);
-  std::vector<std::string> errors;
-  const auto kernels = context.cache->get_all(specs, &errors);
-  for (std::size_t i = 0; i < kKernels; ++i) {
-    // A failed one is asked for again, so that its error arrives with code and log.
-    compiled_[i] = kernels[i] ? kernels[i] : context.cache->get(specs[i]);
-    loaded_[i] = context.cache->load(specs[i], device_);
-  }
+      config_(hopper_backward_config(shape)),
+      kernels_(kernels) {
   const HopperBackwardWork work =
       make_hopper_backward_work(plan, config_.rows, config_.keys, !options.batch_invariant);
   require(work.tiles.items.size() * static_cast<std::size_t>(shape.heads_kv) < (std::size_t{1} << 30),
@@ -58,13 +42,11 @@ HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& pla
                                work.tiles.items.size(), shape.heads_kv);
           });
   sum_blocks_ = work.sum_blocks;
-  tiles_ = DeviceList<kernel::HopperKeyTile>(*device_, work.tiles.items, work.tiles.local_count);
-  key_rows_ = DeviceList<kernel::HopperKeyRows>(*device_, work.key_rows);
-  chunks_ = DeviceList<kernel::HopperRows>(*device_, work.chunks.items, work.chunks.local_count);
-  std::vector<kernel::Segment> segments;
-  segments.reserve(plan.segments.size());
-  for (const plan::Segment& s : plan.segments) segments.push_back({s.q_begin, s.q_end, s.k_begin, s.k_end});
-  segments_ = DeviceList<kernel::Segment>(*device_, segments);
+  device::Tables& tables = *context.tables;
+  tiles_ = DeviceList<kernel::HopperKeyTile>(tables, work.tiles.items, work.tiles.local_count);
+  key_rows_ = DeviceList<kernel::HopperKeyRows>(tables, work.key_rows);
+  chunks_ = DeviceList<kernel::HopperRows>(tables, work.chunks.items, work.chunks.local_count);
+  segments_ = DeviceList<kernel::Segment>(tables, to_kernel(work.segments));
 }
 
 std::size_t HopperBackward::values() const {
@@ -80,14 +62,13 @@ std::size_t HopperBackward::counters() const {
 }
 std::size_t HopperBackward::workspace() const { return 2 * values() + sums() + counters(); }
 
-bool HopperBackward::takes(const BackwardCall& call) {
+bool HopperBackward::takes(const BackwardCall& call) const {
   for (const ConstTensorView& view : {call.q, call.k, call.v, call.remote_k, call.remote_v, call.dout})
     if (!fits_tma(view)) return false;
   for (const ConstTensorView& view :
-       {call.out, ConstTensorView(call.dq), ConstTensorView(call.dk), ConstTensorView(call.dv),
-        ConstTensorView(call.remote_dk), ConstTensorView(call.remote_dv)})
+       {call.out, ConstTensorView(call.dq), ConstTensorView(call.dk), ConstTensorView(call.dv)})
     if (!aligned_16(view)) return false;
-  return reinterpret_cast<std::uintptr_t>(call.workspace.data) % 16 == 0;
+  return payload_f32_ || (aligned_16(call.remote_dk) && aligned_16(call.remote_dv));
 }
 
 kernel::HopperRowsArgs HopperBackward::rows_args(const BackwardCall& call, Part part) const {
@@ -112,11 +93,7 @@ kernel::HopperRowsArgs HopperBackward::rows_args(const BackwardCall& call, Part 
 }
 
 void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) const {
-  check_stream(*device_, stream);
-  check_call(shape_, plan_, call, options_.payload_f32);
-  require(call.workspace.bytes >= workspace(), ErrorCode::invalid_argument, [&] {
-    return fmt::format("backward workspace has {} bytes, needs {}", call.workspace.bytes, workspace());
-  });
+  check_workspace(call.workspace, workspace());
   const std::size_t items = tiles_.size(part) * static_cast<std::size_t>(shape_.heads_kv);
   kernel::HopperRowsArgs rows = rows_args(call, part);
   const auto shares = static_cast<std::size_t>(std::min(kRowShares, shape_.heads_q));
@@ -126,14 +103,12 @@ void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) 
     launch_one(kDelta, std::max<std::size_t>(chunks, 1), shares, kRowThreads, &rows, stream);
   if (items > 0) {
     kernel::HopperBackwardArgs args{};
-    // There are keys, or there would be no items; without rows neither Q nor dO is read.
+    // There are keys, or there would be no items.
     const kernel::TensorMap none{};
-    encode_rows(*device_, call.k, call.remote_k, config_.keys, none, args.k);
-    encode_rows(*device_, call.v, call.remote_v, config_.keys, none, args.v);
-    encode_rows(*device_, call.remote_k, call.k, config_.keys, none, args.remote_k);
-    encode_rows(*device_, call.remote_v, call.v, config_.keys, none, args.remote_v);
-    encode_rows(*device_, call.q, call.q, config_.rows, args.k, args.q);
-    encode_rows(*device_, call.dout, call.dout, config_.rows, args.k, args.dout);
+    encode_keys(*device_, call.k, call.remote_k, config_.keys, none, args.k, args.remote_k);
+    encode_keys(*device_, call.v, call.remote_v, config_.keys, none, args.v, args.remote_v);
+    encode_rows(*device_, call.q, config_.rows, args.k, args.q);
+    encode_rows(*device_, call.dout, config_.rows, args.k, args.dout);
     args.k_rows = to_kernel(call.k);
     args.v_rows = to_kernel(call.v);
     args.remote_k_rows = to_kernel(call.remote_k);
@@ -166,12 +141,9 @@ void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) 
 void HopperBackward::launch_one(Kernel which, std::size_t x, std::size_t y, unsigned threads, void* args,
                                 Stream stream) const {
   void* parameters[] = {args};
-  device_->launch(*loaded_[which], {static_cast<unsigned>(x), static_cast<unsigned>(y), 1}, {threads, 1, 1},
-                  static_cast<unsigned>(compiled_[which]->spec.dynamic_smem), stream.handle, parameters);
-}
-
-void HopperBackward::append_kernels(std::vector<KernelInfo>& infos) const {
-  for (const auto& kernel : compiled_) infos.push_back(jit::info_of(*kernel));
+  device_->launch(*kernels_[which].loaded, {static_cast<unsigned>(x), static_cast<unsigned>(y), 1},
+                  {threads, 1, 1}, static_cast<unsigned>(kernels_[which].compiled->spec.dynamic_smem),
+                  stream.handle, parameters);
 }
 
 }  // namespace bdcp::attention

@@ -1,36 +1,38 @@
 // The backward of the Hopper backend: its kernels and work lists for one shape and one rank plan.
 #pragma once
 
-#include <array>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "attention/backend.h"
 #include "attention/device_list.h"
 #include "attention/hopper_backward_config.h"
+#include "attention/prepared_kernels.h"
 #include "kernel_templates/hopper_backward_args.h"
 
 namespace bdcp::attention {
 
-/// All kernels of the backward.
+/// All kernels of the backward, in the order HopperBackward takes them.
 std::vector<jit::KernelSpec> hopper_backward_specs(const CallShape& shape, const std::string& arch,
                                                    const Options& options);
 
 /// Immutable; safe for concurrent calls with distinct workspaces.
 class HopperBackward {
  public:
+  /// `kernels`: of hopper_backward_specs; they outlive this.
   HopperBackward(const CallShape& shape, const plan::RankPlan& plan, const Options& options,
-                 const PrepareContext& context);
+                 const PrepareContext& context, std::span<const PreparedKernel> kernels);
 
   std::size_t workspace() const;
-  /// Whether all tensors of the call are such that TMA and 16-byte accesses can take them.
-  static bool takes(const BackwardCall& call);
+  /// Whether the call's tensors are such that TMA and 16-byte accesses can take them.
+  bool takes(const BackwardCall& call) const;
+  /// A call of this shape and plan that takes() accepts, on a stream that may use the tables.
   void launch(const BackwardCall& call, Part part, Stream stream) const;
-  void append_kernels(std::vector<KernelInfo>& infos) const;
 
  private:
-  enum Kernel { kDelta, kMain, kRound, kKernels };
+  enum Kernel { kDelta, kMain, kRound };
   std::size_t values() const;  ///< bytes of LSE, or delta, of all rows
   std::size_t sums() const;
   std::size_t counters() const;
@@ -40,11 +42,10 @@ class HopperBackward {
 
   CallShape shape_;
   plan::RankPlan plan_;
-  Options options_;
+  bool payload_f32_;
   std::shared_ptr<device::Device> device_;
   HopperBackwardConfig config_;
-  std::array<std::shared_ptr<const jit::CompiledKernel>, kKernels> compiled_;
-  std::array<std::shared_ptr<const device::LoadedKernel>, kKernels> loaded_;
+  std::span<const PreparedKernel> kernels_;
   DeviceList<kernel::HopperKeyTile> tiles_;
   DeviceList<kernel::HopperKeyRows> key_rows_;
   DeviceList<kernel::HopperRows> chunks_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "plan/cost_order.h"
+
 namespace bdcp::attention {
 namespace {
 
@@ -14,6 +16,13 @@ using plan::Segment;
 
 /// Rows of `s` that see any key position from `position` on.
 int first_row(const Segment& s, int position) { return std::max(s.q_begin, s.q_end - (s.k_end - position)); }
+
+/// `s` without the rows that see no key: their dQ is exactly zero, whatever the tensors hold, and they belong
+/// to no tile.
+Segment seeing(Segment s) {
+  s.q_begin = s.q_end - std::min(s.rows(), s.keys());
+  return s;
+}
 
 std::int64_t cost(const HopperKeyTile& t) {
   return static_cast<std::int64_t>(t.k_end - t.k_begin) * (t.q_end - t.q_begin);
@@ -55,9 +64,8 @@ void append_key_rows(std::vector<HopperKeyRows>& key_rows, const Segment& s) {
 }
 
 /// Whole segments [begin, end).
-void append_whole(HopperBackwardWork& work, std::vector<HopperKeyTile>& tiles, const RankPlan& plan, int begin,
-                  int end, int keys) {
-  const auto segment = [&](int i) -> const Segment& { return plan.segments[static_cast<std::size_t>(i)]; };
+void append_whole(HopperBackwardWork& work, std::vector<HopperKeyTile>& tiles, int begin, int end, int keys) {
+  const auto segment = [&](int i) -> const Segment& { return work.segments[static_cast<std::size_t>(i)]; };
   HopperKeyTile& tile = tiles.emplace_back();
   tile.k_begin = segment(begin).k_begin;
   tile.k_end = segment(end - 1).k_end;
@@ -90,19 +98,20 @@ HopperBackwardWork make_hopper_backward_work(const RankPlan& plan, int rows, int
   std::vector<HopperKeyTile> remote;
   std::vector<HopperRows> remote_chunks;
   const int count = static_cast<int>(plan.segments.size());
-  const auto segment = [&](int i) -> const Segment& { return plan.segments[static_cast<std::size_t>(i)]; };
+  work.segments.reserve(plan.segments.size());
+  for (const Segment& s : plan.segments) work.segments.push_back(seeing(s));
+  const auto segment = [&](int i) -> const Segment& { return work.segments[static_cast<std::size_t>(i)]; };
   for (int i = 0; i < count; ++i) {
     const Segment& s = segment(i);
+    std::vector<HopperRows>& chunks = i < plan.remote_segments() ? remote_chunks : work.chunks.items;
+    append_chunks(chunks, plan.segments[static_cast<std::size_t>(i)].q_begin, s.q_begin, rows,
+                  kernel::kRowsZero, -1);
     const bool is_long = s.keys() > keys;
     const int block = is_long ? static_cast<int>(work.sum_blocks) : -1;
-    append_chunks(i < plan.remote_segments() ? remote_chunks : work.chunks.items, s.q_begin, s.q_end, rows,
-                  s.keys() == 0 ? kernel::kRowsZero
-                  : is_long     ? kernel::kRowsSummed
-                                : kernel::kRowsWhole,
-                  block);
+    append_chunks(chunks, s.q_begin, s.q_end, rows, is_long ? kernel::kRowsSummed : kernel::kRowsWhole, block);
     if (!is_long) continue;
     append_long(i < plan.remote_segments() ? remote : local, s, i, rows, keys, block);
-    work.sum_blocks += static_cast<std::size_t>((s.rows() + rows - 1) / rows);
+    work.sum_blocks += (static_cast<std::size_t>(s.rows()) + rows - 1) / rows;
   }
   for (int i = 0; i < count;) {
     const Segment& s = segment(i);
@@ -111,9 +120,8 @@ HopperBackwardWork make_hopper_backward_work(const RankPlan& plan, int rows, int
       while (share && i >= plan.remote_segments() && end < count && segment(end).k_end - s.k_begin <= keys &&
              segment(end).q_begin == segment(end - 1).q_end)
         ++end;
-      // A segment without keys needs no tile of its own; inside a shared one it does no harm.
       if (segment(end - 1).k_end > s.k_begin)
-        append_whole(work, i < plan.remote_segments() ? remote : local, plan, i, end, keys);
+        append_whole(work, i < plan.remote_segments() ? remote : local, i, end, keys);
     }
     i = end;
   }
@@ -127,9 +135,8 @@ HopperBackwardWork make_hopper_backward_work(const RankPlan& plan, int rows, int
   }
   append_chunks(work.chunks.items, count == 0 ? 0 : segment(count - 1).q_end, plan.rows, rows,
                 kernel::kRowsZero, -1);
-  const auto longer = [](const HopperKeyTile& a, const HopperKeyTile& b) { return cost(a) > cost(b); };
-  std::stable_sort(local.begin(), local.end(), longer);
-  std::stable_sort(remote.begin(), remote.end(), longer);
+  plan::sort_costliest_first(local, cost);
+  plan::sort_costliest_first(remote, cost);
   work.tiles.local_count = local.size();
   local.insert(local.end(), remote.begin(), remote.end());
   work.chunks.local_count = work.chunks.items.size();

@@ -15,6 +15,7 @@ struct HopperBackwardWork {
   /// each part, those of one document in the order of their keys.
   PartList<kernel::HopperKeyTile> tiles;
   std::vector<kernel::HopperKeyRows> key_rows;  ///< of shared tiles
+  std::vector<plan::Segment> segments;          ///< the plan's, without rows that see no key
   /// Every query row, padding included, in exactly one chunk.
   PartList<kernel::HopperRows> chunks;
   std::size_t sum_blocks = 0;  ///< blocks of dQ sums

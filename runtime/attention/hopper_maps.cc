@@ -12,18 +12,6 @@ std::uint64_t step(std::int64_t stride, std::int64_t count) {
   return count == 1 ? 16 : static_cast<std::uint64_t>(stride * kElement);
 }
 
-}  // namespace
-
-bool fits_tma(const ConstTensorView& view) {
-  constexpr std::int64_t kUnit = 16 / kElement, kMaxStride = std::int64_t{1} << 39;
-  if (view.tokens == 0 || !view.data) return true;
-  const auto fits = [&](std::int64_t stride, std::int64_t count) {
-    return count == 1 || (stride > 0 && stride < kMaxStride / kElement && stride % kUnit == 0);
-  };
-  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && fits(view.token_stride, view.tokens) &&
-         fits(view.head_stride, view.heads);
-}
-
 device::TensorMapSpec rows_map(const ConstTensorView& view, int tile) {
   device::TensorMapSpec spec;
   spec.bf16 = view.dtype == DType::bf16;
@@ -38,7 +26,22 @@ device::TensorMapSpec rows_map(const ConstTensorView& view, int tile) {
   return spec;
 }
 
-device::TensorMapSpec packed_map(const ConstTensorView& view, int tile, int pack) {
+bool has_rows(const ConstTensorView& view) { return view.data && view.tokens > 0; }
+
+}  // namespace
+
+bool fits_tma(const ConstTensorView& view) {
+  constexpr std::int64_t kUnit = 16 / kElement, kMaxStride = std::int64_t{1} << 39;
+  if (view.tokens == 0 || !view.data) return true;
+  const auto fits = [&](std::int64_t stride, std::int64_t count) {
+    return count == 1 || (stride > 0 && stride < kMaxStride / kElement && stride % kUnit == 0);
+  };
+  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && fits(view.token_stride, view.tokens) &&
+         fits(view.head_stride, view.heads);
+}
+
+void encode_packed(const device::Device& device, const ConstTensorView& view, int tile, int pack,
+                   kernel::TensorMap& map) {
   device::TensorMapSpec spec = rows_map(view, tile);
   const std::uint64_t row = spec.strides[0], head = spec.strides[2];
   const auto heads = static_cast<std::uint64_t>(view.heads), packed = static_cast<std::uint64_t>(pack);
@@ -46,20 +49,27 @@ device::TensorMapSpec packed_map(const ConstTensorView& view, int tile, int pack
   spec.dims = {spec.dims[0], packed, spec.dims[1], spec.dims[2], heads / packed};
   spec.strides = {head, row, row, head * packed};
   spec.box = {64, static_cast<std::uint32_t>(pack), static_cast<std::uint32_t>(tile), 1, 1};
-  return spec;
+  device.encode_tensor_map(spec, &map);
 }
 
-kernel::Tensor to_kernel(const ConstTensorView& view) {
-  return {const_cast<void*>(view.data), view.token_stride, view.head_stride};
-}
-
-void encode_rows(const device::Device& device, const ConstTensorView& view, const ConstTensorView& other,
-                 int tile, const kernel::TensorMap& any, kernel::TensorMap& map) {
-  const ConstTensorView& rows = view.data && view.tokens > 0 ? view : other;
-  if (rows.data && rows.tokens > 0)
-    device.encode_tensor_map(rows_map(rows, tile), &map);
+void encode_rows(const device::Device& device, const ConstTensorView& view, int tile,
+                 const kernel::TensorMap& any, kernel::TensorMap& map) {
+  if (has_rows(view))
+    device.encode_tensor_map(rows_map(view, tile), &map);
   else
     map = any;
+}
+
+void encode_keys(const device::Device& device, const ConstTensorView& local, const ConstTensorView& remote,
+                 int tile, const kernel::TensorMap& any, kernel::TensorMap& local_map,
+                 kernel::TensorMap& remote_map) {
+  if (has_rows(local)) {
+    encode_rows(device, local, tile, any, local_map);
+    encode_rows(device, remote, tile, local_map, remote_map);
+  } else {
+    encode_rows(device, remote, tile, any, remote_map);
+    local_map = remote_map;
+  }
 }
 
 }  // namespace bdcp::attention

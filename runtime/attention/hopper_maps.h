@@ -1,4 +1,4 @@
-// Tensors as the Hopper kernels read them: tensor maps and strides.
+// Tensor maps of a call as the Hopper kernels read through them.
 #pragma once
 
 #include "bdcp/types.h"
@@ -10,15 +10,16 @@ namespace bdcp::attention {
 /// What a tensor map can describe: 16-byte rows, strides that grow. Tensors without rows are never read.
 bool fits_tma(const ConstTensorView& view);
 
-/// Rows by two coordinates that are added, the base `tile` rows early; see HopperForwardArgs.
-device::TensorMapSpec rows_map(const ConstTensorView& view, int tile);
-/// The same with `pack` heads beside each other.
-device::TensorMapSpec packed_map(const ConstTensorView& view, int tile, int pack);
-
-/// A map of the rows of `view`; where it has none, any valid one, which is never read through.
-void encode_rows(const device::Device& device, const ConstTensorView& view, const ConstTensorView& other,
-                 int tile, const kernel::TensorMap& any, kernel::TensorMap& map);
-
-kernel::Tensor to_kernel(const ConstTensorView& view);
+/// Rows with `pack` heads beside each other; see HopperForwardArgs.
+void encode_packed(const device::Device& device, const ConstTensorView& view, int tile, int pack,
+                   kernel::TensorMap& map);
+/// Rows by two coordinates that are added, the base `tile` rows early. Of a tensor without rows: `any`, which
+/// is never read through.
+void encode_rows(const device::Device& device, const ConstTensorView& view, int tile,
+                 const kernel::TensorMap& any, kernel::TensorMap& map);
+/// The same of local and remote keys, either of which may be missing; `any` if both are.
+void encode_keys(const device::Device& device, const ConstTensorView& local, const ConstTensorView& remote,
+                 int tile, const kernel::TensorMap& any, kernel::TensorMap& local_map,
+                 kernel::TensorMap& remote_map);
 
 }  // namespace bdcp::attention

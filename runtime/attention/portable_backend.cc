@@ -4,13 +4,16 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <limits>
 #include <numbers>
 
 #include "attention/backend.h"
 #include "attention/call_checks.h"
 #include "attention/device_list.h"
+#include "attention/kernel_tensor.h"
 #include "attention/portable_config.h"
 #include "attention/portable_work.h"
+#include "attention/prepared_kernels.h"
 #include "base/check.h"
 #include "jit/kernel_info.h"
 #include "kernel_templates/portable_args.h"
@@ -20,12 +23,14 @@ namespace bdcp::attention {
 namespace {
 
 using kernel::PortableBackwardArgs;
+using kernel::PortableDqArgs;
 using kernel::PortableForwardArgs;
 
 constexpr int kMinDim = 8, kMaxDim = 256;
 constexpr unsigned kRowThreads = 256;
 
-enum Kernel { kForward, kDelta, kBackward, kRound, kKernels };
+/// kFinishDq: rounding of dQ's sums, or with `deterministic` dQ by query tiles.
+enum Kernel { kForward, kDelta, kBackward, kFinishDq, kKernels };
 
 bool short_documents(const plan::RankPlan& plan) {
   const plan::LayoutClass kind = plan::classify(plan);
@@ -37,55 +42,51 @@ std::array<jit::KernelSpec, kKernels> make_specs(const CallShape& shape, const s
   return {portable_forward_spec(shape, arch, short_docs, aligned),
           portable_rows_spec("portable_backward_delta", shape, arch, aligned),
           portable_backward_spec(shape, arch, options, aligned),
-          portable_rows_spec("portable_backward_round", shape, arch, aligned)};
+          options.deterministic ? portable_dq_spec(shape, arch, aligned)
+                                : portable_rows_spec("portable_backward_round", shape, arch, aligned)};
 }
 
 int kernels_of(const CallShape& shape) { return shape.backward ? kKernels : kForward + 1; }
 
-kernel::Tensor to_kernel(const ConstTensorView& view) {
-  return {const_cast<void*>(view.data), view.token_stride, view.head_stride};
-}
-
-/// Every row of the tensor starts on 16 bytes. Tensors without rows are never read.
-bool aligned_16(const ConstTensorView& view) {
-  if (view.tokens == 0 || !view.data) return true;
-  const std::int64_t unit = 16 / static_cast<std::int64_t>(size_of(view.dtype));
-  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.token_stride % unit == 0 &&
-         view.head_stride % unit == 0;
-}
-
-std::size_t padded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 class PortableAttention final : public PreparedAttention {
  public:
   PortableAttention(const CallShape& shape, const plan::RankPlan& plan, const Options& options,
-                    const PrepareContext& context)
+                    const PrepareContext& context, KernelMemo& memo)
       : shape_(shape),
         plan_(plan),
         options_(options),
         device_(context.device),
+        tables_(context.tables),
         on_downgrade_(context.on_downgrade) {
     const std::string& arch = device_->facts().arch;
     // Batch invariance: the block size must not depend on the layout, and no document may share a tile.
     const bool short_docs = !options.batch_invariant && short_documents(plan);
-    compile(context, arch, short_docs);
+    kernels_ = memo.get(shape, options, short_docs ? 1 : 0, context, [&] {
+      std::vector<jit::KernelSpec> specs;
+      for (const bool aligned : {false, true}) {
+        const auto all = make_specs(shape, arch, short_docs, options, aligned);
+        specs.insert(specs.end(), all.begin(), all.begin() + kernels_of(shape));
+      }
+      return specs;
+    });
     forward_ = portable_forward_config(shape, arch, short_docs);
     backward_ = portable_backward_config(shape, arch);
-    segments_ = DeviceList<kernel::Segment>(*device_, to_kernel_segments(plan));
-    const plan::TileSchedule schedule = plan::make_tile_schedule(
+    segments_ = DeviceList<kernel::Segment>(*context.tables, to_kernel(plan.segments));
+    const auto tiles = make_query_tiles(
         plan, {.rows = forward_.tokens(), .keys = forward_.keys, .share_short = !options.batch_invariant});
-    std::vector<kernel::PortableTile> tiles;
-    for (const plan::Tile& t : schedule.tiles) {
-      const bool one = t.seg_end - t.seg_begin == 1;  // shared tiles mask every block
-      tiles.push_back({t.q_begin, t.q_end, t.k_begin, t.k_end, t.seg_begin, t.seg_end, one ? t.full_begin : 0,
-                       one ? t.full_end : 0});
-    }
-    tiles_ = DeviceList<kernel::PortableTile>(*device_, tiles, static_cast<std::size_t>(schedule.local_tiles));
+    tiles_ = DeviceList<kernel::PortableTile>(*context.tables, tiles.items, tiles.local_count);
     if (!shape.backward) return;
     const auto key_tiles = make_key_tiles(plan, backward_.keys, !options.batch_invariant);
-    key_tiles_ = DeviceList<kernel::PortableKeyTile>(*device_, key_tiles.items, key_tiles.local_count);
-    const auto chunks = make_row_chunks(plan, backward_.keys);
-    row_chunks_ = DeviceList<kernel::PortableRows>(*device_, chunks.items, chunks.local_count);
+    key_tiles_ = DeviceList<kernel::PortableKeyTile>(*context.tables, key_tiles.items, key_tiles.local_count);
+    if (options.deterministic) {
+      dq_ = portable_dq_config(shape, arch);
+      const auto dq_tiles = make_dq_tiles(plan, {.rows = dq_.tokens(), .keys = dq_.keys}, backward_.keys);
+      dq_tiles_ = DeviceList<kernel::PortableTile>(*context.tables, dq_tiles.items, dq_tiles.local_count);
+    }
+    // No dQ is summed in memory then.
+    const int summed_beyond = options.deterministic ? std::numeric_limits<int>::max() : backward_.keys;
+    const auto chunks = make_row_chunks(plan, summed_beyond);
+    row_chunks_ = DeviceList<kernel::PortableRows>(*context.tables, chunks.items, chunks.local_count);
     for (const kernel::PortableRows& chunk : chunks.items) sums_ |= chunk.kind == kernel::kRowsSummed;
   }
 
@@ -96,6 +97,7 @@ class PortableAttention final : public PreparedAttention {
     check_call(shape_, plan_, call);
     const std::size_t tiles = tiles_.size(part);
     if (tiles == 0) return;
+    tables_->use(stream.handle);
     const bool aligned = all_aligned({call.q, call.k, call.v, call.remote_k, call.remote_v, call.out});
     PortableForwardArgs args{};
     args.q = to_kernel(call.q);
@@ -117,15 +119,11 @@ class PortableAttention final : public PreparedAttention {
 
   void backward(const BackwardCall& call, Part part, Stream stream) const override {
     check_stream(*device_, stream);
-    require(shape_.backward, ErrorCode::invalid_argument,
-            "backward of a shape that was prepared with backward = false");
     check_call(shape_, plan_, call, options_.payload_f32);
-    require(call.workspace.bytes >= backward_workspace(), ErrorCode::invalid_argument, [&] {
-      return fmt::format("backward workspace has {} bytes, needs {}", call.workspace.bytes,
-                         backward_workspace());
-    });
-    const bool aligned = all_aligned(
+    check_workspace(call.workspace, backward_workspace());
+    bool aligned = all_aligned(
         {call.q, call.k, call.v, call.remote_k, call.remote_v, call.out, call.dout, call.dq, call.dk, call.dv});
+    if (!options_.payload_f32) aligned = all_aligned({call.remote_dk, call.remote_dv}) && aligned;
     PortableBackwardArgs args{};
     args.q = to_kernel(call.q);
     args.k = to_kernel(call.k);
@@ -138,7 +136,8 @@ class PortableAttention final : public PreparedAttention {
     args.lse = call.lse.data;
     args.lse_stride = call.lse.head_stride;
     args.delta = static_cast<float*>(call.workspace.data);
-    args.dq_sum = reinterpret_cast<float*>(static_cast<std::byte*>(call.workspace.data) + delta_bytes());
+    if (sums_)
+      args.dq_sum = reinterpret_cast<float*>(static_cast<std::byte*>(call.workspace.data) + delta_bytes());
     args.rows = plan_.rows;
     args.dk = {to_kernel(call.dk), to_kernel(call.shared_dk), to_kernel(call.remote_dk)};
     args.dv = {to_kernel(call.dv), to_kernel(call.shared_dv), to_kernel(call.remote_dv)};
@@ -151,46 +150,45 @@ class PortableAttention final : public PreparedAttention {
     args.heads_kv = shape_.heads_kv;
     args.scale = static_cast<float>(shape_.softmax_scale());
     args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
+    tables_->use(stream.handle);
     const std::size_t chunks = row_chunks_.size(part);
     launch(kDelta, aligned, chunks, kRowThreads, &args, stream);
     launch(kBackward, aligned, key_tiles_.size(part) * static_cast<std::size_t>(shape_.heads_kv),
            static_cast<unsigned>(backward_.warps * 32), &args, stream);
-    if (sums_) launch(kRound, aligned, chunks, kRowThreads, &args, stream);
+    if (options_.deterministic)
+      launch_dq(args, aligned, part, stream);
+    else if (sums_)
+      launch(kFinishDq, aligned, chunks, kRowThreads, &args, stream);
   }
 
   std::vector<KernelInfo> kernels() const override {
     std::vector<KernelInfo> infos;
-    for (const auto& variant : compiled_)
-      for (int i = 0; i < kernels_of(shape_); ++i) {
-        infos.push_back(jit::info_of(*variant[static_cast<std::size_t>(i)]));
-      }
+    for (const PreparedKernel& kernel : *kernels_) infos.push_back(jit::info_of(*kernel.compiled));
     return infos;
   }
 
  private:
-  static std::vector<kernel::Segment> to_kernel_segments(const plan::RankPlan& plan) {
-    std::vector<kernel::Segment> segments;
-    for (const plan::Segment& s : plan.segments) segments.push_back({s.q_begin, s.q_end, s.k_begin, s.k_end});
-    return segments;
-  }
-
-  /// All kernels at once, so that a cold step takes as long as the slowest of them.
-  void compile(const PrepareContext& context, const std::string& arch, bool short_docs) {
-    const int count = kernels_of(shape_);
-    std::vector<jit::KernelSpec> specs;
-    for (const bool aligned : {false, true}) {
-      const auto all = make_specs(shape_, arch, short_docs, options_, aligned);
-      specs.insert(specs.end(), all.begin(), all.begin() + count);
-    }
-    std::vector<std::string> errors;
-    const auto kernels = context.cache->get_all(specs, &errors);
-    for (std::size_t i = 0; i < specs.size(); ++i) {
-      const std::size_t aligned = i / static_cast<std::size_t>(count),
-                        which = i % static_cast<std::size_t>(count);
-      // A failed one is asked for again, so that its error arrives with code and log.
-      compiled_[aligned][which] = kernels[i] ? kernels[i] : context.cache->get(specs[i]);
-      loaded_[aligned][which] = context.cache->load(specs[i], device_);
-    }
+  void launch_dq(const PortableBackwardArgs& of, bool aligned, Part part, Stream stream) const {
+    PortableDqArgs args{};
+    args.q = of.q;
+    args.k = of.k;
+    args.v = of.v;
+    args.remote_k = of.remote_k;
+    args.remote_v = of.remote_v;
+    args.dout = of.dout;
+    args.dq = of.dq;
+    args.lse = of.lse;
+    args.lse_stride = of.lse_stride;
+    args.delta = of.delta;
+    args.rows = of.rows;
+    args.tiles = dq_tiles_.part(part);
+    args.segments = of.segments;
+    args.remote_len = of.remote_len;
+    args.head_groups = shape_.heads_q / dq_.pack;
+    args.scale = of.scale;
+    args.scale_log2 = of.scale_log2;
+    launch(kFinishDq, aligned, dq_tiles_.size(part) * static_cast<std::size_t>(args.head_groups),
+           static_cast<unsigned>(dq_.warps * 32), &args, stream);
   }
 
   std::size_t delta_bytes() const {
@@ -198,8 +196,10 @@ class PortableAttention final : public PreparedAttention {
                   sizeof(float));
   }
   std::size_t sum_bytes() const {
+    constexpr std::size_t unit = kernel::kDqSumUnit;
+    const std::size_t pitch = (static_cast<std::size_t>(shape_.head_dim) + unit - 1) / unit * unit;
     return sums_ ? padded(static_cast<std::size_t>(plan_.rows) * static_cast<std::size_t>(shape_.heads_q) *
-                          static_cast<std::size_t>(shape_.head_dim) * sizeof(float))
+                          pitch * sizeof(float))
                  : 0;
   }
 
@@ -220,22 +220,25 @@ class PortableAttention final : public PreparedAttention {
   void launch(Kernel which, bool aligned, std::size_t ctas, unsigned threads, void* args, Stream stream) const {
     if (ctas == 0) return;
     void* parameters[] = {args};
-    device_->launch(*loaded_[aligned][which], {static_cast<unsigned>(ctas), 1, 1}, {threads, 1, 1},
-                    static_cast<unsigned>(compiled_[aligned][which]->spec.dynamic_smem), stream.handle,
-                    parameters);
+    const PreparedKernel& kernel =
+        (*kernels_)[static_cast<std::size_t>((aligned ? kernels_of(shape_) : 0) + which)];
+    device_->launch(*kernel.loaded, {static_cast<unsigned>(ctas), 1, 1}, {threads, 1, 1},
+                    static_cast<unsigned>(kernel.compiled->spec.dynamic_smem), stream.handle, parameters);
   }
 
   CallShape shape_;
   plan::RankPlan plan_;
   Options options_;
   std::shared_ptr<device::Device> device_;
+  std::shared_ptr<const device::Tables> tables_;
   std::function<void(const Downgrade&)> on_downgrade_;
-  std::array<std::array<std::shared_ptr<const jit::CompiledKernel>, kKernels>, 2> compiled_;  // [aligned]
-  std::array<std::array<std::shared_ptr<const device::LoadedKernel>, kKernels>, 2> loaded_;
+  std::shared_ptr<const PreparedKernels>
+      kernels_;  // those for tensors that are not aligned, then those that are
   PortableForwardConfig forward_;
   PortableBackwardConfig backward_;
+  PortableDqConfig dq_;
   DeviceList<kernel::Segment> segments_;
-  DeviceList<kernel::PortableTile> tiles_;
+  DeviceList<kernel::PortableTile> tiles_, dq_tiles_;
   DeviceList<kernel::PortableKeyTile> key_tiles_;
   DeviceList<kernel::PortableRows> row_chunks_;
   bool sums_ = false;  // some rows' dQ is summed over several key tiles
@@ -246,20 +249,20 @@ class PortableBackend final : public Backend {
  public:
   BackendKind kind() const override { return BackendKind::portable; }
 
-  plan::Verdict can(const CallShape& shape, const Target& target, const Options& options) const override {
+  plan::Verdict can(const CallShape& shape, const Target& target, const Options&) const override {
     if (target.host())
       return {false, "needs_cuda", "the portable backend is a CUDA kernel; the call runs on the host"};
     if (target.facts->cc_major < 8)
       return {false, "arch",
               fmt::format("CUDA device {} is {}, the portable backend needs sm_80 or newer",
                           target.facts->ordinal, target.facts->arch)};
-    return check_limits(shape, target.facts->arch, options);
+    return check_limits(shape);
   }
 
   std::vector<jit::KernelSpec> required_kernels(const CallShape& shape, const std::string& arch, bool,
                                                 const Options& options) const override {
     std::vector<jit::KernelSpec> specs;
-    if (!check_limits(shape, arch, options).ok) return specs;
+    if (!check_limits(shape).ok) return specs;
     for (const bool short_docs : {false, true})
       for (const bool aligned : {true, false}) {
         if (short_docs && options.batch_invariant) continue;
@@ -272,15 +275,15 @@ class PortableBackend final : public Backend {
   std::shared_ptr<const PreparedAttention> prepare(const CallShape& shape, const plan::RankPlan& plan,
                                                    const Options& options,
                                                    const PrepareContext& context) const override {
-    require(context.device != nullptr && context.cache != nullptr, ErrorCode::invalid_argument,
-            "the portable backend needs a CUDA device and a kernel cache");
+    require(context.device != nullptr && context.cache != nullptr && context.tables != nullptr,
+            ErrorCode::invalid_argument, "the portable backend needs a CUDA device, a kernel cache and tables");
     const plan::Verdict verdict = can(shape, Target{&context.device->facts()}, options);
     require(verdict.ok, ErrorCode::unsupported, verdict.text.c_str());
-    return std::make_shared<PortableAttention>(shape, plan, options, context);
+    return std::make_shared<PortableAttention>(shape, plan, options, context, kernels_);
   }
 
  private:
-  static plan::Verdict check_limits(const CallShape& shape, const std::string& arch, const Options& options) {
+  static plan::Verdict check_limits(const CallShape& shape) {
     if (plan::Verdict verdict = check_shape(shape); !verdict.ok) return verdict;
     if (shape.dtype == DType::f32)
       return {false, "dtype", "dtype is f32; the portable backend takes f16 and bf16"};
@@ -293,18 +296,10 @@ class PortableBackend final : public Backend {
     if (shape.dropout_p > 0)
       return {false, "dropout",
               fmt::format("dropout_p is {}; the portable backend has no dropout", shape.dropout_p)};
-    if (options.deterministic && shape.backward)
-      return {false, "deterministic",
-              "attention.deterministic is true; dQ of the portable backend is summed in no fixed order"};
-    const int need =
-        std::max(portable_forward_smem(shape, portable_forward_config(shape, arch, false)),
-                 shape.backward ? portable_backward_smem(shape, portable_backward_config(shape, arch)) : 0);
-    if (need > shared_memory_limit(arch))
-      return {false, "shared_memory",
-              fmt::format("head_dim {} and head_dim_v {} need {} bytes of shared memory, {} has {}",
-                          shape.head_dim, shape.dim_v(), need, arch, shared_memory_limit(arch))};
-    return {};
+    return {};  // tile shapes exist for every head dim and arch; see portable_config.h
   }
+
+  mutable KernelMemo kernels_;
 };
 
 }  // namespace

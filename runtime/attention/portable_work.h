@@ -1,10 +1,11 @@
-// Work lists of the portable backward: key tiles and row chunks. Pure.
+// Work lists of the portable kernels: query tiles, key tiles and row chunks. Pure.
 #pragma once
 
 #include <vector>
 
 #include "kernel_templates/portable_args.h"
 #include "plan/plan.h"
+#include "plan/tile_schedule.h"
 
 namespace bdcp::attention {
 
@@ -13,6 +14,14 @@ struct PartList {
   std::vector<T> items;  ///< local ones, then remote ones
   std::size_t local_count = 0;
 };
+
+/// Every query row in exactly one tile, as plan::make_tile_schedule orders them.
+PartList<kernel::PortableTile> make_query_tiles(const plan::RankPlan& plan, const plan::TileOptions& options);
+
+/// Query tiles of the segments with more than `keys` keys, whose dQ no single key tile completes. Segments do
+/// not share these tiles.
+PartList<kernel::PortableTile> make_dq_tiles(const plan::RankPlan& plan, const plan::TileOptions& options,
+                                             int keys);
 
 /// Every key position of the rank, padding and remote rows included, in exactly one tile; longest first in each
 /// part. Whole segments of up to `keys` keys share a tile if `share`.

@@ -2,6 +2,8 @@
 
 #include "attention/backend.h"
 #include "attention/call_checks.h"
+#include "attention/device_list.h"
+#include "attention/prepared_kernels.h"
 #include "attention/reference_work.h"
 #include "base/check.h"
 #include "jit/kernel_info.h"
@@ -33,50 +35,37 @@ jit::KernelSpec make_spec(Kernel kernel, const CallShape& shape, const Options& 
   return spec;
 }
 
-std::vector<Kernel> kernels_for(const CallShape& shape) {
-  if (!shape.backward) return {kForward};
-  return {kForward, kDq, kDkv};
+/// In the order of Kernel.
+std::vector<jit::KernelSpec> make_specs(const CallShape& shape, const Options& options,
+                                        const std::string& arch) {
+  std::vector<jit::KernelSpec> specs{make_spec(kForward, shape, options, arch)};
+  if (!shape.backward) return specs;
+  specs.push_back(make_spec(kDq, shape, options, arch));
+  specs.push_back(make_spec(kDkv, shape, options, arch));
+  return specs;
 }
 
-// A table of items on the device: local, then remote.
-struct DeviceItems {
-  device::Buffer buffer;
-  std::size_t count[2] = {0, 0};
-  const kernel::ReferenceItem* part(Part which) const {
-    const auto* all = static_cast<const kernel::ReferenceItem*>(buffer.get());
-    return which == Part::local ? all : all + count[0];
-  }
-  std::size_t size(Part which) const { return count[which == Part::local ? 0 : 1]; }
-};
-
-template <class T>
-device::Buffer upload(device::Device& device, const std::vector<T>& values) {
-  if (values.empty()) return {};
-  device::Buffer buffer = device.allocate(values.size() * sizeof(T));
-  device.upload(buffer.get(), values.data(), values.size() * sizeof(T));
-  return buffer;
-}
-
-DeviceItems upload_items(device::Device& device, const ReferenceWork::Items& items) {
+DeviceList<kernel::ReferenceItem> add_items(device::Tables& tables, const ReferenceWork::Items& items) {
   std::vector<kernel::ReferenceItem> all = items.local;
   all.insert(all.end(), items.remote.begin(), items.remote.end());
-  return {upload(device, all), {items.local.size(), items.remote.size()}};
+  return {tables, all, items.local.size()};
 }
 
 class ReferenceAttention final : public PreparedAttention {
  public:
   ReferenceAttention(const CallShape& shape, const plan::RankPlan& plan, const Options& options,
-                     const PrepareContext& context)
-      : shape_(shape), plan_(plan), payload_f32_(options.payload_f32), device_(context.device) {
+                     const PrepareContext& context, KernelMemo& memo)
+      : shape_(shape),
+        plan_(plan),
+        payload_f32_(options.payload_f32),
+        device_(context.device),
+        tables_(context.tables) {
     const ReferenceWork work = make_reference_work(plan, shape);
-    for (const Kernel kernel : kernels_for(shape)) {
-      const jit::KernelSpec spec = make_spec(kernel, shape, options, device_->facts().arch);
-      compiled_[kernel] = context.cache->get(spec);
-      loaded_[kernel] = context.cache->load(spec, device_);
-    }
-    segments_ = upload(*device_, work.segments);
-    rows_ = upload_items(*device_, work.rows);
-    if (shape.backward) keys_ = upload_items(*device_, work.keys);
+    kernels_ =
+        memo.get(shape, options, 0, context, [&] { return make_specs(shape, options, device_->facts().arch); });
+    segments_ = DeviceList<kernel::Segment>(*context.tables, work.segments);
+    rows_ = add_items(*context.tables, work.rows);
+    if (shape.backward) keys_ = add_items(*context.tables, work.keys);
   }
 
   std::size_t backward_workspace() const override {
@@ -88,15 +77,13 @@ class ReferenceAttention final : public PreparedAttention {
     check_stream(*device_, stream);
     check_call(shape_, plan_, call);
     kernel::ReferenceForwardArgs args = reference_args(shape_, plan_, call);
-    args.segments = static_cast<const kernel::Segment*>(segments_.get());
+    args.segments = segments_.data();
     args.items = rows_.part(part);
     launch(kForward, rows_.size(part), shape_.heads_q, &args, stream);
   }
 
   void backward(const BackwardCall& call, Part part, Stream stream) const override {
     check_stream(*device_, stream);
-    require(shape_.backward, ErrorCode::invalid_argument,
-            "backward of a shape that was prepared with backward = false");
     check_call(shape_, plan_, call, payload_f32_);
     require(call.workspace.bytes >= backward_workspace() &&
                 (call.workspace.data != nullptr || backward_workspace() == 0),
@@ -105,7 +92,7 @@ class ReferenceAttention final : public PreparedAttention {
                                  backward_workspace());
             });
     kernel::ReferenceBackwardArgs args = reference_args(shape_, plan_, call);
-    args.segments = static_cast<const kernel::Segment*>(segments_.get());
+    args.segments = segments_.data();
     args.items = rows_.part(part);
     launch(kDq, rows_.size(part), shape_.heads_q, &args, stream);
     args.items = keys_.part(part);
@@ -114,28 +101,28 @@ class ReferenceAttention final : public PreparedAttention {
 
   std::vector<KernelInfo> kernels() const override {
     std::vector<KernelInfo> infos;
-    for (const Kernel kernel : kernels_for(shape_)) {
-      infos.push_back(jit::info_of(*compiled_[kernel]));
-    }
+    for (const PreparedKernel& kernel : *kernels_) infos.push_back(jit::info_of(*kernel.compiled));
     return infos;
   }
 
  private:
   void launch(Kernel kernel, std::size_t items, int heads, void* args, Stream stream) const {
     if (items == 0) return;
+    tables_->use(stream.handle);
     void* parameters[] = {args};
-    device_->launch(*loaded_[kernel], {static_cast<unsigned>(items * static_cast<std::size_t>(heads)), 1, 1},
-                    {kThreads, 1, 1}, 0, stream.handle, parameters);
+    device_->launch(*(*kernels_)[kernel].loaded,
+                    {static_cast<unsigned>(items * static_cast<std::size_t>(heads)), 1, 1}, {kThreads, 1, 1}, 0,
+                    stream.handle, parameters);
   }
 
   CallShape shape_;
   plan::RankPlan plan_;
   bool payload_f32_;
   std::shared_ptr<device::Device> device_;
-  std::shared_ptr<const jit::CompiledKernel> compiled_[kKernels];
-  std::shared_ptr<const device::LoadedKernel> loaded_[kKernels];
-  device::Buffer segments_;
-  DeviceItems rows_, keys_;
+  std::shared_ptr<const device::Tables> tables_;
+  std::shared_ptr<const PreparedKernels> kernels_;
+  DeviceList<kernel::Segment> segments_;
+  DeviceList<kernel::ReferenceItem> rows_, keys_;
 };
 
 class ReferenceBackend final : public Backend {
@@ -154,20 +141,19 @@ class ReferenceBackend final : public Backend {
 
   std::vector<jit::KernelSpec> required_kernels(const CallShape& shape, const std::string& arch, bool,
                                                 const Options& options) const override {
-    std::vector<jit::KernelSpec> specs;
-    if (!check_limits(shape).ok) return specs;
-    for (const Kernel kernel : kernels_for(shape)) specs.push_back(make_spec(kernel, shape, options, arch));
-    return specs;
+    if (!check_limits(shape).ok) return {};
+    return make_specs(shape, options, arch);
   }
 
   std::shared_ptr<const PreparedAttention> prepare(const CallShape& shape, const plan::RankPlan& plan,
                                                    const Options& options,
                                                    const PrepareContext& context) const override {
-    require(context.device != nullptr && context.cache != nullptr, ErrorCode::invalid_argument,
-            "the reference backend needs a CUDA device and a kernel cache");
+    require(context.device != nullptr && context.cache != nullptr && context.tables != nullptr,
+            ErrorCode::invalid_argument,
+            "the reference backend needs a CUDA device, a kernel cache and tables");
     const plan::Verdict verdict = can(shape, Target{&context.device->facts()}, options);
     require(verdict.ok, ErrorCode::unsupported, verdict.text.c_str());
-    return std::make_shared<ReferenceAttention>(shape, plan, options, context);
+    return std::make_shared<ReferenceAttention>(shape, plan, options, context, kernels_);
   }
 
  private:
@@ -180,6 +166,8 @@ class ReferenceBackend final : public Backend {
                           shape.dim_v(), kMaxHeadDim)};
     return verdict;
   }
+
+  mutable KernelMemo kernels_;
 };
 
 }  // namespace

@@ -88,16 +88,8 @@ std::string describe_calls(const std::vector<ConsensusInput>& inputs) {
   return describe_ledger_difference(ledgers);
 }
 
-}  // namespace
-
-std::vector<std::string> agree(Group& group, const ConsensusInput& input, Deadline deadline) {
-  for (const auto& [name, value] : input.must_match)
-    if (name.empty() || name == "step" || (name == "calls" && input.calls))
-      throw Error(ErrorCode::internal, fmt::format("consensus field '{}' is empty or implied", name));
-  std::vector<ConsensusInput> inputs =
-      decode_all(group, group.all_gather_frames(encode_frame(input), deadline));
-  for (ConsensusInput& each : inputs) add_implied_fields(each);
-
+/// Throws Error(divergence) that names every field in which the ranks differ, unless that is their order alone.
+void raise_differences(const Group& group, const std::vector<ConsensusInput>& inputs) {
   std::string differences;
   std::vector<std::map<std::string_view, const std::string*>> values(inputs.size());
   for (std::size_t rank = 0; rank < inputs.size(); ++rank)
@@ -116,6 +108,23 @@ std::vector<std::string> agree(Group& group, const ConsensusInput& input, Deadli
   if (!differences.empty())
     throw Error(ErrorCode::divergence, fmt::format("group '{}': ranks disagree: {}", group.name(), differences),
                 ErrorScope::step);
+}
+
+}  // namespace
+
+std::vector<std::string> agree(Group& group, const ConsensusInput& input, Deadline deadline) {
+  for (const auto& [name, value] : input.must_match)
+    if (name.empty() || name == "step" || (name == "calls" && input.calls))
+      throw Error(ErrorCode::internal, fmt::format("consensus field '{}' is empty or implied", name));
+  std::vector<ConsensusInput> inputs =
+      decode_all(group, group.all_gather_frames(encode_frame(input), deadline));
+  for (ConsensusInput& each : inputs) add_implied_fields(each);
+
+  const auto& first = inputs.front();
+  const bool same = std::all_of(inputs.begin(), inputs.end(), [&](const ConsensusInput& each) {
+    return each.must_match == first.must_match;
+  });
+  if (!same) raise_differences(group, inputs);
 
   std::vector<std::string> facts;
   for (ConsensusInput& each : inputs) facts.push_back(std::move(each.facts));

@@ -1,5 +1,5 @@
 // Group: one rank's membership: a host channel for agreement and failure, and stream-ordered data movement.
-// Implementations: in-process ranks (threads) and NCCL. Collectives: same order on every rank.
+// Implementations: in-process ranks (threads) and processes. Collectives: same order on every rank.
 #pragma once
 
 #include <chrono>
@@ -82,6 +82,11 @@ class Group {
   /// Throws the pending failure, if any. fail() records one on every member: first writer wins; waits end.
   virtual void check() const = 0;
   virtual void fail(const Error& error) = 0;
+
+  /// Whether lanes of `device` (null: host memory) can be served.
+  virtual bool serves(device::Device* /*device*/) const { return true; }
+  /// False: this kind of group needs no heartbeats. Called with the same value on every rank.
+  virtual bool set_heartbeat(double /*seconds*/) { return false; }
 
   /// This rank's calls on the group; Step records one entry per forward and backward.
   CallLedger& ledger() { return ledger_; }

@@ -6,8 +6,9 @@
 #include <fstream>
 
 namespace bdcp::comm {
+namespace {
 
-std::string host_identity() {
+std::string read_identity() {
   std::array<char, 256> name{};
   if (gethostname(name.data(), name.size() - 1) != 0) name[0] = '\0';
   std::string identity = name[0] ? name.data() : "unnamed-host";
@@ -15,6 +16,13 @@ std::string host_identity() {
   std::string boot;
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   if (file >> boot) identity += "#" + boot.substr(0, 8);
+  return identity;
+}
+
+}  // namespace
+
+const std::string& host_identity() {
+  static const std::string identity = read_identity();  // a world of one is asked in every step
   return identity;
 }
 

@@ -8,14 +8,13 @@
 #include <exception>
 #include <utility>
 
+#include "comm/one_thread.h"
 #include "comm/rendezvous.h"
 #include "comm/row_copy.h"
+#include "comm/transfer_ops.h"
 
 namespace bdcp::comm {
 namespace {
-
-using Channel = Rendezvous::Channel;
-using Call = Rendezvous::Call;
 
 /// What a rank shows its peers. Written by its own thread before a meeting, read by peers after it.
 struct Member {
@@ -40,25 +39,6 @@ struct Shared {
   Rendezvous rendezvous;
   const std::vector<std::string> hosts;
   std::vector<Member> members;
-};
-
-/// Claims one of a group's two channels for the calling thread.
-class OneThread {
- public:
-  OneThread(std::atomic<bool>& busy, const Group& group) : busy_(busy) {
-    group.check();  // first: after a fork nothing else can be trusted
-    if (busy_.exchange(true, std::memory_order_acquire))
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("group '{}': two threads of rank {} issue collectives at the same time; one at a "
-                              "time is allowed",
-                              group.name(), group.rank()));
-  }
-  ~OneThread() { busy_.store(false, std::memory_order_release); }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  std::atomic<bool>& busy_;
 };
 
 class InProcessGroup final : public Group {
@@ -86,7 +66,6 @@ class InProcessGroup final : public Group {
  private:
   Member& self() { return shared_->members[static_cast<std::size_t>(rank_)]; }
   Member::Events& events_on(const Lane& lane);
-  void check_peers(std::span<const TransferOp> ops) const;
   void transfer(Call call, std::span<const TransferOp> sends, std::span<const TransferOp> recvs,
                 const Lane& lane, const TransferBounds& bounds);
   /// Calls body(source member, source rows, destination rows) for every receive; reports sides that disagree.
@@ -96,7 +75,7 @@ class InProcessGroup final : public Group {
   void pull(std::span<const TransferOp> recvs, const Lane& lane);
   void wait_for_readers(std::span<const TransferOp> sends, const Lane& lane);
   void give_up(const Error& error, std::span<const TransferOp> sends, const Lane& lane);
-  [[noreturn]] void sides_differ(int source, const std::string& what);
+  [[noreturn]] void report_difference(int source, const std::string& what);
 
   std::shared_ptr<Shared> shared_;
   int rank_;
@@ -119,22 +98,7 @@ std::vector<std::string> InProcessGroup::all_gather_frames(std::string frame, De
 
 void InProcessGroup::all_gather(std::span<const GatherOp> ops, const Lane& lane, const TransferBounds& bounds) {
   const OneThread claim(data_busy_, *this);
-  sends_.clear();
-  recvs_.clear();
-  for (const GatherOp& op : ops) {
-    const std::int64_t rows = op.own.rows;
-    if (op.all.rows != rows * size() || op.all.heads != op.own.heads || op.all.head_bytes != op.own.head_bytes)
-      throw Error(
-          ErrorCode::invalid_argument,
-          fmt::format("all_gather: destination is {} rows of {} x {} bytes; allowed are {} rows of {} x {}",
-                      op.all.rows, op.all.heads, op.all.head_bytes, rows * size(), op.own.heads,
-                      op.own.head_bytes));
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank_ && op.all.slice(peer * rows, rows).data == op.own.data) continue;
-      sends_.push_back({peer, op.own});
-      recvs_.push_back({peer, op.all.slice(peer * rows, rows)});
-    }
-  }
+  unfold_gathers(ops, rank_, size(), sends_, recvs_);
   transfer(lane.device ? Call::gather_cuda : Call::gather_host, sends_, recvs_, lane, bounds);
 }
 
@@ -149,17 +113,10 @@ Member::Events& InProcessGroup::events_on(const Lane& lane) {
   return *self().events.back();
 }
 
-void InProcessGroup::check_peers(std::span<const TransferOp> ops) const {
-  for (const TransferOp& op : ops)
-    if (op.peer < 0 || op.peer >= size())
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("exchange: peer is {}; allowed are ranks 0 to {}", op.peer, size() - 1));
-}
-
 void InProcessGroup::transfer(Call call, std::span<const TransferOp> sends, std::span<const TransferOp> recvs,
                               const Lane& lane, const TransferBounds& bounds) {
-  check_peers(sends);
-  check_peers(recvs);
+  check_peers(sends, size());
+  check_peers(recvs, size());
   Rendezvous& rendezvous = shared_->rendezvous;
   self().sends = sends;
   try {
@@ -196,11 +153,8 @@ void InProcessGroup::give_up(const Error& error, std::span<const TransferOp> sen
   }
 }
 
-void InProcessGroup::sides_differ(int source, const std::string& what) {
-  const Error error(
-      ErrorCode::divergence,
-      fmt::format("group '{}': transfer from rank {} to rank {}: {}", name(), source, rank_, what),
-      ErrorScope::communicator);
+void InProcessGroup::report_difference(int source, const std::string& what) {
+  const Error error = transfer_differs(name(), source, rank_, what);
   shared_->rendezvous.fail_everywhere(error);
   shared_->rendezvous.check(rank_);  // throws what was recorded first, as every rank will
   throw error;
@@ -222,20 +176,15 @@ void InProcessGroup::for_each_match(std::span<const TransferOp> recvs, const Bod
 
 void InProcessGroup::check_sides(std::span<const TransferOp> recvs) {
   for_each_match(recvs, [this](Member&, const TransferOp& recv, const TransferOp* send) {
-    const StridedRows& to = recv.rows;
-    if (!send)
-      sides_differ(recv.peer, fmt::format("{} bytes are expected that the source does not send", to.bytes()));
-    const StridedRows& from = send->rows;
-    if (from.rows != to.rows || from.heads != to.heads || from.head_bytes != to.head_bytes)
-      sides_differ(recv.peer,
-                   fmt::format("{} rows of {} x {} bytes are sent, {} rows of {} x {} are expected", from.rows,
-                               from.heads, from.head_bytes, to.rows, to.heads, to.head_bytes));
+    const RowShape expected = shape_of(recv.rows), sent = send ? shape_of(send->rows) : RowShape{};
+    if (const std::string what = sides_differ(send ? &sent : nullptr, &expected); !what.empty())
+      report_difference(recv.peer, what);
   });
   for (int peer = 0; peer < size(); ++peer) {
     const auto& sends = shared_->members[static_cast<std::size_t>(peer)].sends;
     for (std::size_t i = cursors_[static_cast<std::size_t>(peer)]; i < sends.size(); ++i)
-      if (sends[i].peer == rank_ && sends[i].rows.bytes() > 0)
-        sides_differ(peer, fmt::format("{} bytes are sent that nobody expects", sends[i].rows.bytes()));
+      if (const RowShape sent = shape_of(sends[i].rows); sends[i].peer == rank_ && sent.bytes() > 0)
+        report_difference(peer, sides_differ(&sent, nullptr));
   }
 }
 

@@ -3,33 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <map>
 #include <utility>
 
-#include "comm/text.h"
-
 namespace bdcp::comm {
-namespace {
-
-const char* to_string(Rendezvous::Call call) {
-  switch (call) {
-    case Rendezvous::Call::frames:
-      return "agreement";
-    case Rendezvous::Call::exchange_host:
-      return "exchange in host memory";
-    case Rendezvous::Call::exchange_cuda:
-      return "exchange in device memory";
-    case Rendezvous::Call::gather_host:
-      return "all-gather in host memory";
-    case Rendezvous::Call::gather_cuda:
-      return "all-gather in device memory";
-    case Rendezvous::Call::finish:
-      return "end of a transfer";
-  }
-  return "unknown call";
-}
-
-}  // namespace
 
 Rendezvous::Rendezvous(std::string name, int size)
     : name_(std::move(name)), size_(size), process_(getpid()), left_(static_cast<std::size_t>(size)) {
@@ -48,15 +24,7 @@ void Rendezvous::require_same_process() const {
 }
 
 void Rendezvous::throw_if_failed(int rank) const {
-  if (!failure_) return;
-  const Error& error = failure_->error;
-  if (failure_->everywhere) throw error;
-  const bool own = failure_->origin == rank;
-  Error seen(own ? error.code() : ErrorCode::peer_failed,
-             fmt::format("group '{}': rank {} failed with {}: {}", name_, failure_->origin,
-                         bdcp::to_string(error.code()), error.message()),
-             ErrorScope::communicator);
-  throw seen.with_call(error.call()).with_log(error.log()).with_origin(failure_->origin).with_retry(false);
+  if (failure_) throw as_seen_by(rank, *failure_, name_);
 }
 
 void Rendezvous::record(Failure failure) {
@@ -77,19 +45,6 @@ std::optional<int> Rendezvous::departed(const std::vector<int>& ranks) const {
   return std::nullopt;
 }
 
-std::optional<Error> Rendezvous::divergence(const Lane& lane) const {
-  std::map<Call, std::vector<int>> callers;
-  for (int rank = 0; rank < size_; ++rank) callers[lane.calls[static_cast<std::size_t>(rank)]].push_back(rank);
-  if (callers.size() == 1) return std::nullopt;
-  std::string text = fmt::format("group '{}': ranks are in different calls: ", name_);
-  const char* separator = "";
-  for (const auto& [call, ranks] : callers) {
-    text += fmt::format("{}{} in {}", separator, ranks_text(ranks), to_string(call));
-    separator = ", ";
-  }
-  return Error(ErrorCode::divergence, text, ErrorScope::communicator);
-}
-
 void Rendezvous::meet(Channel channel, int rank, Call call, Deadline deadline) {
   require_same_process();
   Lane& lane = lanes_[static_cast<std::size_t>(channel)];
@@ -100,7 +55,7 @@ void Rendezvous::meet(Channel channel, int rank, Call call, Deadline deadline) {
   const std::uint64_t number = ++lane.arrived[self];
   lane.calls[self] = call;
   if (++lane.pending == size_) {
-    if (auto error = divergence(lane)) {
+    if (auto error = calls_differ(name_, lane.calls)) {
       record({-1, true, std::move(*error)});
       throw_if_failed(rank);
     }
@@ -115,18 +70,12 @@ void Rendezvous::meet(Channel channel, int rank, Call call, Deadline deadline) {
     throw_if_failed(rank);
     const std::vector<int> absent = missing(lane);
     if (const auto gone = departed(absent)) {
-      record({*gone, false,
-              Error(ErrorCode::peer_failed, "it left the group (its last handle was destroyed)",
-                    ErrorScope::communicator)});
+      record({*gone, false, left_the_group()});
       throw_if_failed(rank);
     }
     if (std::chrono::steady_clock::now() >= deadline) {
-      Error error(ErrorCode::timeout,
-                  fmt::format("group '{}': {} did not come to the {} within {:.3g} s", name_,
-                              ranks_text(absent), to_string(call),
-                              std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()),
-                  ErrorScope::communicator);
-      record({-1, true, error.with_origin(absent.front()).with_retry(false)});
+      const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
+      record({-1, true, did_not_come(name_, absent, call, waited.count())});
       throw_if_failed(rank);
     }
     changed_.wait_until(lock, deadline);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "comm/group.h"
+#include "comm/meeting.h"
 
 namespace bdcp::comm {
 
@@ -21,9 +22,6 @@ namespace bdcp::comm {
 /// throw the pending failure. A failure is final: the first one wins and every later call sees it.
 class Rendezvous {
  public:
-  enum class Channel { frames, data };
-  enum class Call : std::uint8_t { frames, exchange_host, exchange_cuda, gather_host, gather_cuda, finish };
-
   Rendezvous(std::string name, int size);
 
   /// Blocks until every rank is in its meeting of the same number on `channel`; what a rank wrote before is
@@ -63,17 +61,11 @@ class Rendezvous {
     std::uint64_t completed = 0;
     int pending = 0;
   };
-  struct Failure {
-    int origin = -1;
-    bool everywhere = false;
-    Error error;
-  };
 
   void require_same_process() const;
   void throw_if_failed(int rank) const;                        // under the lock
   void record(Failure failure);                                // under the lock
   std::vector<int> missing(const Lane& lane) const;            // under the lock
-  std::optional<Error> divergence(const Lane& lane) const;     // under the lock
   std::optional<int> departed(const std::vector<int>&) const;  // under the lock
 
   const std::string name_;

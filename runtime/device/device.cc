@@ -79,6 +79,17 @@ Buffer Device::allocate(std::size_t bytes) {
   return Buffer(reinterpret_cast<void*>(pointer), BufferTraits{shared_from_this()});
 }
 
+PinnedBuffer Device::allocate_pinned(std::size_t bytes) {
+  if (bytes == 0) return {};
+  const DriverTable& table = driver_->table();
+  ContextScope scope(table, context_);
+  void* pointer = nullptr;
+  table.call(
+      table.cuMemHostAlloc_, [&] { return fmt::format("{} bytes of pinned host memory", bytes); }, &pointer,
+      bytes, 0u);
+  return PinnedBuffer(pointer, PinnedTraits{shared_from_this()});
+}
+
 OwnedStream Device::create_stream(bool high_priority) {
   const DriverTable& table = driver_->table();
   ContextScope scope(table, context_);
@@ -103,6 +114,10 @@ OwnedEvent Device::create_event(bool timing) {
 void BufferTraits::destroy(type value) noexcept {
   const DriverTable& table = device->driver().table();
   table.quiet_in(device->context(), table.cuMemFree_, address_of(value));
+}
+void PinnedTraits::destroy(type value) noexcept {
+  const DriverTable& table = device->driver().table();
+  table.quiet_in(device->context(), table.cuMemFreeHost_, value);
 }
 void StreamTraits::destroy(type value) noexcept {
   const DriverTable& table = device->driver().table();
@@ -132,6 +147,22 @@ bool Device::done(void* event) {
   if (result == CUDA_ERROR_NOT_READY) return false;
   if (result != CUDA_SUCCESS) table.fail(result, "cuEventQuery", "");
   return true;
+}
+
+std::uint64_t Device::stream_id(void* stream) {
+  const DriverTable& table = driver_->table();
+  ContextScope scope(table, context_);
+  unsigned long long id = 0;
+  table.call(table.cuStreamGetId_, nothing, stream_of(stream), &id);
+  return id;
+}
+
+bool Device::capturing(void* stream) {
+  const DriverTable& table = driver_->table();
+  ContextScope scope(table, context_);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  table.call(table.cuStreamIsCapturing_, nothing, stream_of(stream), &status);
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 void Device::synchronize(void* stream) {

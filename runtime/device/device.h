@@ -66,7 +66,14 @@ struct EventTraits {
   std::shared_ptr<Device> device;
   void destroy(type value) noexcept;
 };
+struct PinnedTraits {
+  using type = void*;
+  static constexpr type null = nullptr;
+  std::shared_ptr<Device> device;
+  void destroy(type value) noexcept;
+};
 using Buffer = Handle<BufferTraits>;
+using PinnedBuffer = Handle<PinnedTraits>;  ///< host memory that the device copies from without staging
 using OwnedStream = Handle<StreamTraits>;
 using OwnedEvent = Handle<EventTraits>;
 
@@ -114,12 +121,16 @@ class Device : public std::enable_shared_from_this<Device> {
   const DeviceFacts& facts() const { return facts_; }
 
   Buffer allocate(std::size_t bytes);
+  PinnedBuffer allocate_pinned(std::size_t bytes);
   OwnedStream create_stream(bool high_priority = false);
   OwnedEvent create_event(bool timing = false);
   void record(void* event, void* stream);
   void wait(void* stream, void* event);
   /// False while work before the event is unfinished.
   bool done(void* event);
+  /// Unique over the life of the process, while handles of destroyed streams come back.
+  std::uint64_t stream_id(void* stream);
+  bool capturing(void* stream);
   void synchronize(void* stream);
   void synchronize_event(void* event);
   double elapsed_ms(void* start, void* end);

@@ -22,8 +22,10 @@ inline constexpr int kDriverApiVersion = 12040;
   X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetAttribute) X(cuDeviceTotalMem)       \
   X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease)                                                \
   X(cuCtxGetCurrent) X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuCtxGetStreamPriorityRange)                \
-  X(cuMemAlloc) X(cuMemFree) X(cuMemcpyAsync) X(cuMemcpy2DAsync) X(cuMemsetD8Async)                       \
+  X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) X(cuMemFreeHost)                                           \
+  X(cuMemcpyAsync) X(cuMemcpy2DAsync) X(cuMemsetD8Async)                                                  \
   X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamWaitEvent)            \
+  X(cuStreamGetId) X(cuStreamIsCapturing)                                                                 \
   X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize)               \
   X(cuEventElapsedTime)                                                                                   \
   X(cuLibraryLoadData) X(cuLibraryUnload) X(cuLibraryGetKernel) X(cuKernelGetFunction)                    \

@@ -21,6 +21,7 @@ int Driver::device_count() const { return 0; }
 std::shared_ptr<Device> Driver::device(int) const { refuse(); }
 
 void BufferTraits::destroy(type) noexcept {}
+void PinnedTraits::destroy(type) noexcept {}
 void StreamTraits::destroy(type) noexcept {}
 void EventTraits::destroy(type) noexcept {}
 
@@ -39,11 +40,14 @@ LoadedKernel::~LoadedKernel() = default;
 Device::Device(std::shared_ptr<const Driver>, int) { refuse(); }
 Device::~Device() = default;
 Buffer Device::allocate(std::size_t) { refuse(); }
+PinnedBuffer Device::allocate_pinned(std::size_t) { refuse(); }
 OwnedStream Device::create_stream(bool) { refuse(); }
 OwnedEvent Device::create_event(bool) { refuse(); }
 void Device::record(void*, void*) { refuse(); }
 void Device::wait(void*, void*) { refuse(); }
 bool Device::done(void*) { refuse(); }
+std::uint64_t Device::stream_id(void*) { refuse(); }
+bool Device::capturing(void*) { refuse(); }
 void Device::synchronize(void*) { refuse(); }
 void Device::synchronize_event(void*) { refuse(); }
 double Device::elapsed_ms(void*, void*) { refuse(); }

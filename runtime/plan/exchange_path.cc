@@ -27,20 +27,11 @@ std::string refusal(const PathFacts& facts, std::size_t index, int rank) {
                      verdict.text.empty() ? "no reason given" : verdict.text);
 }
 
-/// The order in which backends are tried: the named one, those after it, then those before it.
-std::array<std::size_t, kBackendOrder.size()> candidates(BackendKind named) {
-  std::size_t first = 0;
-  while (first < kBackendOrder.size() && kBackendOrder[first] != named) ++first;
-  std::array<std::size_t, kBackendOrder.size()> order{};
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = (first + i) % order.size();
-  return order;
-}
-
 void choose_backend(const PathFacts& facts, Decision& decision) {
   const bool automatic = facts.backend == BackendKind::automatic;
   std::vector<Downgrade> passed;
   std::string reasons;
-  for (const std::size_t index : candidates(facts.backend)) {
+  for (const std::size_t index : backend_order(facts.backend)) {
     const int rank = first_refusing(facts, index);
     if (rank == kAllRanksOk) {
       decision.backend = kBackendOrder[index];
@@ -145,6 +136,14 @@ void choose_path(const PathFacts& facts, Decision& decision) {
 }
 
 }  // namespace
+
+std::array<std::size_t, kBackendOrder.size()> backend_order(BackendKind named) {
+  std::size_t first = 0;
+  while (first < kBackendOrder.size() && kBackendOrder[first] != named) ++first;
+  std::array<std::size_t, kBackendOrder.size()> order{};
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = (first + i) % order.size();
+  return order;
+}
 
 int count_nodes(const PathFacts& facts) {
   if (facts.ranks_per_node) {

@@ -23,6 +23,10 @@ struct Verdict {
 inline constexpr std::array<BackendKind, 4> kBackendOrder{BackendKind::hopper, BackendKind::portable,
                                                           BackendKind::reference, BackendKind::host};
 
+/// Indices of kBackendOrder as select() tries them: the named one, those after it, then those before it;
+/// automatic: kBackendOrder itself.
+std::array<std::size_t, kBackendOrder.size()> backend_order(BackendKind named);
+
 struct RankFacts {
   std::string host;
   std::array<Verdict, kBackendOrder.size()> backends;  ///< in kBackendOrder

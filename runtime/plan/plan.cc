@@ -85,6 +85,8 @@ void add_square_segments(const DocLayout& layout, RankPlan& out) {
   if (range.n_real == 0) return;
   const std::span<const std::int64_t> cu = layout.cu_q();
   auto document = std::upper_bound(cu.begin(), cu.end(), range.row_offset) - 1;
+  const auto last = std::lower_bound(document, cu.end(), range.real_end);
+  out.segments.reserve(static_cast<std::size_t>(last - document));
   for (std::int64_t row = range.row_offset; row < range.real_end; ++document) {
     const std::int64_t end = std::min(document[1], range.real_end);
     out.segments.push_back(

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
+#include "plan/cost_order.h"
 
 namespace bdcp::plan {
 namespace {
@@ -13,10 +15,14 @@ class Builder {
  public:
   Builder(const RankPlan& plan, const TileOptions& options) : plan_(plan), options_(options) {}
 
-  std::vector<Tile> build() {
+  TileSchedule build() {
     const auto segments = static_cast<std::int32_t>(plan_.segments.size());
-    for (std::int32_t i = 0; i < segments;) {
-      const std::int32_t end = i < plan_.remote_segments() ? i + 1 : shared_end(i);
+    tiles_.reserve(static_cast<std::size_t>(plan_.rows / options_.rows) + plan_.segments.size() + 1);
+    for (std::int32_t i = 0; i < plan_.remote_segments(); ++i) add_segment(i);
+    std::vector<Tile> remote = std::exchange(tiles_, {});
+    tiles_.reserve(remote.capacity());
+    for (std::int32_t i = plan_.remote_segments(); i < segments;) {
+      const std::int32_t end = shared_end(i);
       if (end - i > 1) {
         add_shared(i, end);
       } else {
@@ -25,7 +31,14 @@ class Builder {
       i = end;
     }
     add_padding();
-    return std::move(tiles_);
+    const auto cost = [](const Tile& tile) { return tile.cost(); };
+    sort_costliest_first(tiles_, cost);
+    TileSchedule schedule;
+    schedule.local_tiles = static_cast<std::int32_t>(tiles_.size());
+    sort_costliest_first(remote, cost);
+    tiles_.insert(tiles_.end(), remote.begin(), remote.end());
+    schedule.tiles = std::move(tiles_);
+    return schedule;
   }
 
  private:
@@ -55,22 +68,23 @@ class Builder {
 
   void add_segment(std::int32_t index) {
     const Segment& segment = plan_.segments[index];
-    const std::int32_t shift = segment.keys() - segment.rows();
+    const std::int32_t shift = segment.keys() - segment.rows(), keys = options_.keys;
+    std::int32_t full = 0;  // keys that every row of the tile sees, in whole blocks
     // 64 bits: a document may end just below 2^31, where the next tile's row does not fit 32.
     for (std::int64_t first = 0; first < segment.rows(); first += options_.rows) {
       const auto row = static_cast<std::int32_t>(first);
       const auto end = static_cast<std::int32_t>(std::min<std::int64_t>(first + options_.rows, segment.rows()));
       const std::int32_t seen_by_first = std::max(row + shift + 1, 0), seen_by_last = std::max(end + shift, 0);
-      Tile tile;
+      if (seen_by_first - full >= keys) full = seen_by_first / keys * keys;
+      Tile& tile = tiles_.emplace_back();  // filled in place: a copy of fresh stores stalls
       tile.q_begin = segment.q_begin + row;
       tile.q_end = segment.q_begin + end;
-      tile.seg_begin = index;
-      tile.seg_end = index + 1;
       tile.k_begin = tile.full_begin = segment.k_begin;
       tile.k_end = segment.k_begin + seen_by_last;
-      tile.full_end = segment.k_begin + seen_by_first / options_.keys * options_.keys;
+      tile.seg_begin = index;
+      tile.seg_end = index + 1;
+      tile.full_end = segment.k_begin + full;
       tile.remote = index < plan_.remote_segments();
-      tiles_.push_back(tile);
     }
   }
 
@@ -96,15 +110,7 @@ TileSchedule make_tile_schedule(const RankPlan& plan, const TileOptions& options
   require(options.rows >= 1 && options.keys >= 1, ErrorCode::invalid_argument, [&] {
     return fmt::format("tile of {} rows and {} keys; allowed: at least 1 of each", options.rows, options.keys);
   });
-  TileSchedule schedule;
-  schedule.tiles = Builder(plan, options).build();
-  const auto local_end = std::stable_partition(schedule.tiles.begin(), schedule.tiles.end(),
-                                               [](const Tile& tile) { return !tile.remote; });
-  const auto longer = [](const Tile& a, const Tile& b) { return a.cost() > b.cost(); };
-  std::stable_sort(schedule.tiles.begin(), local_end, longer);
-  std::stable_sort(local_end, schedule.tiles.end(), longer);
-  schedule.local_tiles = static_cast<std::int32_t>(local_end - schedule.tiles.begin());
-  return schedule;
+  return Builder(plan, options).build();
 }
 
 std::string schedule_guard(const RankPlan& plan, const TileSchedule& schedule) {

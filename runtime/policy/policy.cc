@@ -1,8 +1,11 @@
 #include "bdcp/policy.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/check.h"
 #include "policy/json_file.h"
 #include "policy/policy_state.h"
 
@@ -56,6 +59,38 @@ PolicyValues Policy::resolve(const GroupFacts& facts) const {
     state_->fields[assignment.field].set(values, assignment.value);
   });
   return values;
+}
+
+std::vector<PolicyValues> Policy::variants(std::span<const std::string_view> names) const {
+  PolicyValues base;
+  const auto apply = [&](const State::Assignment& assignment) {
+    state_->fields[assignment.field].set(base, assignment.value);
+  };
+  for (const auto& assignment : state_->file) apply(assignment);
+  for (const auto& assignment : state_->overrides) apply(assignment);
+  std::vector<PolicyValues> all{base};
+  for (const std::string_view name : names) {
+    const auto field = std::find_if(state_->fields.begin(), state_->fields.end(),
+                                    [&](const policy::Field& each) { return each.name == name; });
+    require(field != state_->fields.end(), ErrorCode::invalid_argument,
+            [&] { return fmt::format("variants: the policy has no field '{}'", name); });
+    const auto index = static_cast<std::size_t>(field - state_->fields.begin());
+    const auto sets_it = [&](const State::Assignment& assignment) { return assignment.field == index; };
+    if (std::any_of(state_->overrides.begin(), state_->overrides.end(), sets_it)) continue;
+    std::vector<json> others;  // values of entries, apart from the base's
+    for (const auto& rule : state_->groups)
+      for (const auto& assignment : rule.set)
+        if (sets_it(assignment) && assignment.value != field->get(base) &&
+            std::find(others.begin(), others.end(), assignment.value) == others.end())
+          others.push_back(assignment.value);
+    const std::size_t count = all.size();
+    for (const json& value : others)
+      for (std::size_t i = 0; i < count; ++i) {
+        all.push_back(all[i]);
+        field->set(all.back(), value);
+      }
+  }
+  return all;
 }
 
 std::vector<PolicyField> Policy::fields(const GroupFacts& facts) const {

@@ -40,6 +40,25 @@ TEST(Check, LimitsDecide) {
   EXPECT_NE(check::why_not(Quantity::lse, DType::f32, {1.1e-3, 0.0}), "");
 }
 
+TEST(Check, OneRowIsJudgedByItself) {
+  using check::Quantity;
+  std::vector<double> expected(400, 1.0), rounded(400, 1.001), actual = expected;
+  const auto share = [&](std::span<const double> with) {
+    return check::compare_rows(Quantity::out, DType::bf16, actual, expected, 4, with);
+  };
+  EXPECT_EQ(share({}).share, 0);
+  for (int i = 120; i < 124; ++i) actual[static_cast<std::size_t>(i)] = 1.012;
+  // 0.024 off; 2 * 4e-3 * 2 may be, and six times the 0.002 of the rounded run more.
+  EXPECT_NEAR(share({}).share, 1.5, 1e-9);
+  EXPECT_NEAR(share(rounded).share, 0.024 / 0.028, 1e-9);
+  EXPECT_EQ(share({}).row, 30);
+  EXPECT_EQ(check::why_not(Quantity::out, DType::bf16, check::compare(actual, expected)), "");
+  actual[0] = NAN;  // compare()'s business
+  EXPECT_EQ(share({}).row, 30);
+  const std::vector<double> lse{2.0, -INFINITY, 0.1}, off{2.00015, -INFINITY, 0.1};
+  EXPECT_NEAR(check::compare_rows(Quantity::lse, DType::bf16, off, lse, 1).share, 1.5, 1e-6);
+}
+
 // One document, worked out by hand: two keys, scale 1, scalar heads.
 TEST(Check, OracleOfTwoTokens) {
   Case c;

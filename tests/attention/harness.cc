@@ -116,43 +116,81 @@ Outputs run_host(const Case& c, const Data& data) {
   return run(*backend->prepare(c.shape, single_rank_plan(c.layout), {}, {}), c, data);
 }
 
-void expect_oracle(const Case& c, const Data& data, const Outputs& outputs) {
-  SCOPED_TRACE(describe(c));
-  const DType dtype = c.shape.dtype;
-  const check::Results expected = oracle(problem_of(c), inputs_of(data));
-  const check::Results rounded = oracle_rounded(problem_of(c), inputs_of(data), dtype);
-  using check::Quantity;
-  EXPECT_TRUE(numbers_pass(Quantity::out, dtype, outputs.out.values(), expected.out, &rounded.out));
-  EXPECT_TRUE(numbers_pass(Quantity::lse, dtype, outputs.lse.values(), expected.lse));
-  EXPECT_TRUE(numbers_pass(Quantity::gradient, dtype, outputs.dq.values(), expected.dq, &rounded.dq)) << "dq";
-  EXPECT_TRUE(numbers_pass(Quantity::gradient, dtype, outputs.dk.values(), expected.dk, &rounded.dk)) << "dk";
-  EXPECT_TRUE(numbers_pass(Quantity::gradient, dtype, outputs.dv.values(), expected.dv, &rounded.dv)) << "dv";
-  // The metric would forgive small values where exact zeros are promised.
-  const auto zero_rows = [](const HostTensor& tensor, std::int64_t begin) {
-    for (std::int64_t t = begin; t < tensor.tokens(); ++t)
-      for (std::int64_t h = 0; h < tensor.heads(); ++h)
-        for (std::int64_t d = 0; d < tensor.dim(); ++d)
-          if (tensor.at(t, h, d) != 0) return false;
-    return true;
+Expected expected_of(const Case& c, const Data& data, bool gradients) {
+  check::Inputs inputs = inputs_of(data);
+  if (!gradients) inputs.dout.reset();
+  return {oracle(problem_of(c), inputs), oracle_rounded(problem_of(c), inputs, c.shape.dtype)};
+}
+
+namespace {
+
+bool zero_rows(const HostTensor& tensor, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t t = begin; t < end; ++t)
+    for (std::int64_t h = 0; h < tensor.heads(); ++h)
+      for (std::int64_t d = 0; d < tensor.dim(); ++d)
+        if (tensor.at(t, h, d) != 0) return false;
+  return true;
+}
+
+::testing::AssertionResult rows_pass(check::Quantity quantity, DType dtype, const std::vector<double>& actual,
+                                     const std::vector<double>& expected, std::int64_t width,
+                                     const std::vector<double>& rounded) {
+  const check::RowError worst = check::compare_rows(quantity, dtype, actual, expected, width, rounded);
+  if (worst.share <= 1) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure()
+         << "row " << worst.row << " (token and head, or head and token of lse) is " << worst.share
+         << " times as far off as a row may be";
+}
+
+// The metric would forgive small values where exact zeros are promised.
+void expect_zeros(const Case& c, const Outputs& outputs, bool lse, bool gradients) {
+  const std::int64_t rows = c.layout.rows(), keys = c.layout.key_rows();
+  const auto no_keys = [&](std::int64_t begin, std::int64_t end) {
+    EXPECT_TRUE(zero_rows(outputs.out, begin, end)) << "out of rows " << begin << " to " << end;
+    for (int h = 0; h < c.shape.heads_q && lse; ++h)
+      for (std::int64_t t = begin; t < end; ++t)
+        ASSERT_EQ(outputs.lse.data[static_cast<std::size_t>(h * rows + t)], -INFINITY) << "lse of row " << t;
+    if (gradients) {
+      EXPECT_TRUE(zero_rows(outputs.dq, begin, end)) << "dq of rows " << begin << " to " << end;
+    }
   };
-  EXPECT_TRUE(zero_rows(outputs.out, c.layout.cu_q.back())) << "out";
-  EXPECT_TRUE(zero_rows(outputs.dq, c.layout.cu_q.back())) << "dq";
-  EXPECT_TRUE(zero_rows(outputs.dk, c.layout.cu_k.back())) << "dk";
-  EXPECT_TRUE(zero_rows(outputs.dv, c.layout.cu_k.back())) << "dv";
-  // Rows without keys and keys without rows, too.
+  const auto no_rows = [&](std::int64_t begin, std::int64_t end) {
+    if (!gradients) return;
+    EXPECT_TRUE(zero_rows(outputs.dk, begin, end)) << "dk of keys " << begin << " to " << end;
+    EXPECT_TRUE(zero_rows(outputs.dv, begin, end)) << "dv of keys " << begin << " to " << end;
+  };
+  no_keys(c.layout.cu_q.back(), rows);
+  no_rows(c.layout.cu_k.back(), keys);
   for (std::size_t i = 0; i + 1 < c.layout.cu_q.size(); ++i) {
     const std::int64_t q = c.layout.cu_q[i + 1] - c.layout.cu_q[i], k = c.layout.cu_k[i + 1] - c.layout.cu_k[i];
-    for (std::int64_t row = 0; row < q - k; ++row)
-      for (int h = 0; h < c.shape.heads_q; ++h) {
-        const std::int64_t t = c.layout.cu_q[i] + row;
-        ASSERT_EQ(outputs.lse.values()[h * c.layout.rows() + t], -INFINITY);
-        ASSERT_EQ(outputs.out.at(t, h, 0), 0.0);
-        ASSERT_EQ(outputs.dq.at(t, h, 0), 0.0);
-      }
-    if (q > 0) continue;
-    for (std::int64_t key = c.layout.cu_k[i]; key < c.layout.cu_k[i + 1]; ++key)
-      ASSERT_EQ(outputs.dk.at(key, 0, 0), 0.0);
+    if (q > k) no_keys(c.layout.cu_q[i], c.layout.cu_q[i] + q - k);
+    if (q == 0) no_rows(c.layout.cu_k[i], c.layout.cu_k[i + 1]);
   }
+}
+
+}  // namespace
+
+void expect_results(const Case& c, const Expected& expected, const Outputs& outputs, bool lse, bool gradients) {
+  SCOPED_TRACE(describe(c));
+  using check::Quantity;
+  const auto expect = [&](const char* name, Quantity quantity, const std::vector<double>& actual,
+                          std::vector<double> check::Results::*member, std::int64_t width) {
+    const std::vector<double>&exact = expected.exact.*member, &rounded = expected.rounded.*member;
+    EXPECT_TRUE(numbers_pass(quantity, c.shape.dtype, actual, exact, &rounded)) << name;
+    EXPECT_TRUE(rows_pass(quantity, c.shape.dtype, actual, exact, width, rounded)) << name;
+  };
+  expect("out", Quantity::out, outputs.out.values(), &check::Results::out, c.shape.dim_v());
+  if (lse) expect("lse", Quantity::lse, outputs.lse.values(), &check::Results::lse, 1);
+  if (gradients) {
+    expect("dq", Quantity::gradient, outputs.dq.values(), &check::Results::dq, c.shape.head_dim);
+    expect("dk", Quantity::gradient, outputs.dk.values(), &check::Results::dk, c.shape.head_dim);
+    expect("dv", Quantity::gradient, outputs.dv.values(), &check::Results::dv, c.shape.dim_v());
+  }
+  expect_zeros(c, outputs, lse, gradients);
+}
+
+void expect_oracle(const Case& c, const Data& data, const Outputs& outputs) {
+  expect_results(c, expected_of(c, data), outputs);
 }
 
 bool same_bits(const HostLse& a, const HostLse& b, std::int64_t begin, std::int64_t end) {

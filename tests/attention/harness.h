@@ -46,6 +46,13 @@ Outputs make_outputs(const Case& c);
 
 check::Results oracle_of(const Case& c, const Data& data);
 
+/// What results must be: in float64, and of a run that rounds as a kernel of the dtype does.
+struct Expected {
+  check::Results exact, rounded;
+};
+/// `gradients`: false leaves dQ, dK and dV out.
+Expected expected_of(const Case& c, const Data& data, bool gradients = true);
+
 /// Views of a whole single-rank call. The workspace is the caller's.
 attention::ForwardCall forward_call(const Case& c, const Data& data, Outputs& outputs);
 attention::BackwardCall backward_call(const Case& c, const Data& data, Outputs& outputs);
@@ -54,7 +61,11 @@ attention::BackwardCall backward_call(const Case& c, const Data& data, Outputs& 
 Outputs run(const attention::PreparedAttention& prepared, const Case& c, const Data& data);
 Outputs run_host(const Case& c, const Data& data);
 
-/// All five results against the oracle and the rounded run, by "Numbers that pass"; padding exactly zero.
+/// Results against the oracle and the rounded run, by "Numbers that pass" and row by row; padding, rows without
+/// keys and keys without rows exactly zero. Gradients of `outputs` may have another dtype than the call's.
+void expect_results(const Case& c, const Expected& expected, const Outputs& outputs, bool lse = true,
+                    bool gradients = true);
+/// The same for all five results.
 void expect_oracle(const Case& c, const Data& data, const Outputs& outputs);
 
 /// Bitwise equality of all results in the given rows and key rows.

@@ -24,11 +24,10 @@ bool sees(const Segment& s, int row, int key) {
 }
 
 /// As the kernel finds them.
-HopperKeyRows rows_of(const HopperBackwardWork& work, const plan::RankPlan& plan, const HopperKeyTile& tile,
-                      int key) {
+HopperKeyRows rows_of(const HopperBackwardWork& work, const HopperKeyTile& tile, int key) {
   if (tile.rows_at >= 0) return work.key_rows.at(static_cast<std::size_t>(tile.rows_at + key - tile.k_begin));
   if (tile.seg_begin == tile.seg_end) return {0, 0, 0, 0};
-  const Segment& one = plan.segments[static_cast<std::size_t>(tile.seg_begin)];
+  const Segment& one = work.segments[static_cast<std::size_t>(tile.seg_begin)];
   const int first = one.q_end - (one.k_end - key), begin = std::max(one.q_begin, first);
   return {begin, one.q_end, first >= one.q_begin && key == one.k_begin ? first + 1 : begin, 0};
 }
@@ -36,7 +35,8 @@ HopperKeyRows rows_of(const HopperBackwardWork& work, const plan::RankPlan& plan
 void expect_complete(const plan::RankPlan& plan, int rows, int keys, bool share) {
   const HopperBackwardWork work = attention::make_hopper_backward_work(plan, rows, keys, share);
   std::vector<int> row_seen(static_cast<std::size_t>(plan.rows)), row_kind(row_seen.size()),
-      row_block(row_seen.size(), -1), whole_tiles(row_seen.size());
+      row_block(row_seen.size(), -1), whole_tiles(row_seen.size()),
+      adding(row_seen.size());  // tiles that complete its dQ, that add to it
   std::vector<int> key_seen(static_cast<std::size_t>(plan.remote_len + plan.key_rows));
   std::vector<int> blocks(work.sum_blocks);
   for (const auto& chunk : work.chunks.items) {
@@ -65,7 +65,7 @@ void expect_complete(const plan::RankPlan& plan, int rows, int keys, bool share)
       EXPECT_EQ(i >= work.tiles.local_count, s < plan.remote_segments());
     for (int k = tile.k_begin; k < tile.k_end; ++k) {
       ++key_seen.at(static_cast<std::size_t>(k));
-      const HopperKeyRows who = rows_of(work, plan, tile, k);
+      const HopperKeyRows who = rows_of(work, tile, k);
       for (int r = 0; r < plan.rows; ++r) {
         bool expected = false, alone = false;
         for (const Segment& s : plan.segments)
@@ -81,10 +81,10 @@ void expect_complete(const plan::RankPlan& plan, int rows, int keys, bool share)
       }
     }
     for (int r = tile.q_begin; r < tile.q_end; ++r) {
-      if (tile.sum_block < 0)
-        ++whole_tiles[static_cast<std::size_t>(r)];
-      else
+      ++(tile.sum_block < 0 ? whole_tiles : adding)[static_cast<std::size_t>(r)];
+      if (tile.sum_block >= 0) {
         ASSERT_EQ(row_block[static_cast<std::size_t>(r)], tile.sum_block * rows + r - tile.q_begin);
+      }
     }
     if (tile.sum_block < 0) continue;
     EXPECT_EQ(next_index[tile.seg_begin]++, tile.index);  // earlier ones are drawn earlier
@@ -100,6 +100,13 @@ void expect_complete(const plan::RankPlan& plan, int rows, int keys, bool share)
     }
     if (row_kind[r] == kernel::kRowsSummed) {
       EXPECT_EQ(whole_tiles[r], 0) << r;
+    }
+    const bool any = std::any_of(plan.segments.begin(), plan.segments.end(), [&](const Segment& s) {
+      return s.keys() > 0 && sees(s, static_cast<int>(r), s.k_begin);
+    });
+    EXPECT_EQ(row_kind[r] != kernel::kRowsZero, any) << r;
+    if (!any) {  // whatever its own document's tensors hold, its dQ is zero
+      EXPECT_EQ(whole_tiles[r] + adding[r], 0) << r;
     }
   }
 }

@@ -30,14 +30,24 @@ TEST_F(HopperGpu, MatchesOracle) {
     const auto [d, dv] = dims[i % 8];
     const int ratio = ratios[i % 8], kv = 1 + i % 2;
     c.shape = make_shape(ratio * kv, kv, d, i % 2 ? DType::f16 : DType::bf16, dv);
-    offset_ = i % 8 == 7 ? 4 : 0;
+    offset_ = i % 9 == 8 ? 4 : 0;
+    if (c.order == HostTensor::Order::padded && i % 2) c.order = HostTensor::Order::spaced;
     const Data data = make_data(c);
+    downgrades_.clear();
     expect_oracle(c, data, run_device(c, data));
+    // Else the portable kernels would pass for these.
+    if (offset_ == 0 && c.order != HostTensor::Order::padded) {
+      EXPECT_TRUE(downgrades_.empty()) << i;
+    }
     ++i;
   }
 }
 
 TEST_F(HopperGpu, EveryHeadDim) {
+  std::vector<std::pair<CallShape, attention::Options>> calls;
+  for (int d = 8; d <= 256; d += 8)
+    calls.push_back({make_shape(2, 1, d, d % 16 ? DType::f16 : DType::bf16), {}});
+  warm(calls);
   for (int d = 8; d <= 256; d += 8) {
     Case c;
     c.layout = from_lengths({65, 33, 1, 300}, {70, 33, 1, 170}, 3, 2, "dims");

@@ -24,6 +24,28 @@ TEST(PortableNvrtc, NoSpillsAndWithinSharedMemory) {
   for (const auto& [shape, arch] : shapes)
     for (auto& spec : backend->required_kernels(shape, arch, true, {})) specs.push_back(std::move(spec));
   EXPECT_EQ(specs.size(), std::size(shapes) * 10);
+  // dQ by query tiles has a register budget of its own on every arch, and so has what 99 KB leave of a 256-wide
+  // backward.
+  const auto add = [&](const CallShape& shape, const char* arch, const char* kernel) {
+    attention::Options deterministic;
+    deterministic.deterministic = true;
+    const auto all = backend->required_kernels(shape, arch, true, deterministic);
+    EXPECT_EQ(all.size(), 10u) << arch;
+    for (const auto& spec : all)
+      if (spec.kernel == kernel) specs.push_back(spec);
+  };
+  for (const char* arch : {"sm_80", "sm_86", "sm_90a", "sm_120"})
+    for (const int dim : {128, 256}) add(make_shape(4, 1, dim, DType::bf16), arch, "portable_backward_dq");
+  for (const char* arch : {"sm_86", "sm_90a"})
+    for (const auto& [dim, dim_v] : {std::pair{64, 64}, {96, 72}, {192, 128}})
+      add(make_shape(3, 1, dim, DType::f16, dim_v), arch, "portable_backward_dq");
+  for (const char* arch : {"sm_86", "sm_120"})
+    add(make_shape(2, 1, 256, DType::bf16), arch, "portable_backward");
+  // K and V so unlike in width that fewer rows than threads are copied at a time.
+  add(make_shape(1, 1, 128, DType::bf16, 32), "sm_86", "portable_backward");
+  add(make_shape(1, 1, 192, DType::f16, 24), "sm_86", "portable_backward");
+  add(make_shape(1, 1, 256, DType::bf16, 32), "sm_90a", "portable_backward_dq");
+  add(make_shape(1, 1, 8, DType::f16, 168), "sm_120", "portable_backward_dq");
   std::vector<std::string> errors;
   const auto kernels = cache.get_all(specs, &errors);
   for (std::size_t i = 0; i < kernels.size(); ++i) {

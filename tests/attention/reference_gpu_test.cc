@@ -15,14 +15,24 @@ class ReferenceGpu : public GpuFixture {
 };
 
 TEST_F(ReferenceGpu, MatchesOracle) {
-  for (const Case& c : standard_cases(40, 400)) {
+  const std::vector<Case> cases = standard_cases(40, 400);
+  std::vector<std::pair<CallShape, attention::Options>> calls;
+  for (const Case& c : cases) calls.push_back({c.shape, {}});
+  warm(calls);
+  for (const Case& c : cases) {
     const Data data = make_data(c);
     expect_oracle(c, data, run_device(c, data));
   }
 }
 
 TEST_F(ReferenceGpu, WideAndOddHeads) {
-  for (const auto& [d, dv] : {std::pair{512, 512}, {400, 392}, {256, 256}, {192, 128}, {1, 1}, {136, 72}})
+  const std::pair<int, int> dims[] = {{512, 512}, {400, 392}, {256, 256}, {192, 128}, {1, 1}, {136, 72}};
+  std::vector<std::pair<CallShape, attention::Options>> calls;
+  for (const auto& [d, dv] : dims)
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+      calls.push_back({make_shape(2, 1, d, dtype, dv), {}});
+  warm(calls);
+  for (const auto& [d, dv] : dims)
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       Case c;
       c.layout = from_lengths({65, 33, 1, 40}, {70, 33, 1, 10}, 3, 2, "wide");

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "attention/options.h"
 #include "autotune/exit_code.h"
 #include "autotune/warm_report.h"
 #include "bdcp/error.h"
@@ -38,6 +39,26 @@ TEST(KernelList, HoldsAttentionAndExchangeKernelsOnce) {
   EXPECT_GE(count("forward"), 2);  // one for each head dim
   EXPECT_GE(count("reduce"), 2);   // partials in f32 and in the input's type
   EXPECT_EQ(kernel_list({shape(64), shape(128)}, "sm_80"), list);
+}
+
+// What a step asks for under a policy is what its group's options say, and those may come from any group entry.
+TEST(KernelList, CoversEveryOptionOfThePolicy) {
+  Policy::Sources sources;
+  sources.ignore_env = true;
+  sources.json = R"({"schema_version": 1, "groups": [
+    {"match": {"name": "a"}, "set": {"attention": {"deterministic": true}}},
+    {"match": {"min_world": 2}, "set": {"attention": {"batch_invariant": true}, "exchange": {"grad_payload": "input"}}}]})";
+  const Policy policy = Policy::load(sources);
+  const auto list = kernel_list({shape(64)}, "sm_80", policy);
+  for (const auto& backend : attention::make_backends())
+    for (const bool deterministic : {false, true})
+      for (const bool batch_invariant : {false, true})
+        for (const bool payload_f32 : {false, true})
+          for (const jit::KernelSpec& spec : backend->required_kernels(
+                   shape(64), "sm_80", true, {deterministic, batch_invariant, payload_f32}))
+            EXPECT_NE(std::find(list.begin(), list.end(), spec), list.end()) << spec.kernel;
+  EXPECT_EQ(attention::options_under(policy).size(), 8u);
+  EXPECT_EQ(attention::options_under(Policy()).size(), 1u);
 }
 
 TEST(KernelList, EveryShippedModelHasKernels) {

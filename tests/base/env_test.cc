@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <regex>
 #include <set>
 #include <string>
@@ -21,6 +22,10 @@ TEST(Env, ReadsEveryVariableIntoItsField) {
                                    {"BDCP_LIBCUDA", "c.so"},
                                    {"BDCP_LIBNVRTC", "r.so"},
                                    {"BDCP_LIBNCCL", "n.so"},
+                                   {"BDCP_RENDEZVOUS", "h:1"},
+                                   {"BDCP_SECRET", "s"},
+                                   {"BDCP_HOST_INTERFACE", "eth0"},
+                                   {"RANK", "3"},
                                    {"HOME", "home"},
                                    {"XDG_CACHE_HOME", "xdg"},
                                    {"CUDA_HOME", "cuda"}});
@@ -32,6 +37,10 @@ TEST(Env, ReadsEveryVariableIntoItsField) {
   EXPECT_EQ(env.libcuda, "c.so");
   EXPECT_EQ(env.libnvrtc, "r.so");
   EXPECT_EQ(env.libnccl, "n.so");
+  EXPECT_EQ(env.rendezvous, "h:1");
+  EXPECT_EQ(env.secret, "s");
+  EXPECT_EQ(env.host_interface, "eth0");
+  EXPECT_EQ(env.launcher, (std::map<std::string, std::string>{{"RANK", "3"}}));
   EXPECT_EQ(env.home, "home");
   EXPECT_EQ(env.xdg_cache_home, "xdg");
   EXPECT_EQ(env.cuda_home, "cuda");

@@ -1,4 +1,4 @@
-// Moving rows between in-process ranks in host memory.
+// Moving rows between ranks in host memory, by every kind of group.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,6 +6,7 @@
 
 #include "comm/rank_threads.h"
 #include "comm/row_copy.h"
+#include "comm/socket_ranks.h"
 #include "support/expect_error.h"
 
 namespace bdcp {
@@ -86,8 +87,11 @@ StridedRows as_rows(std::vector<int>& values) {
   return {reinterpret_cast<std::byte*>(values.data()), static_cast<std::int64_t>(values.size()), 1, 4, 4, 4};
 }
 
-TEST(Exchange, PairsOperationsInOrderAndFreesTheSourceOnReturn) {
-  const Outcomes outcomes = run_ranks(Communicator::in_process(4), [](Communicator& handle) {
+using Exchange = testing::TestWithParam<test::GroupKind>;
+INSTANTIATE_TEST_SUITE_P(Kinds, Exchange, testing::ValuesIn(test::kGroupKinds), test::kind_name);
+
+TEST_P(Exchange, PairsOperationsInOrderAndFreesTheSourceOnReturn) {
+  const Outcomes outcomes = run_ranks(GetParam().make(4), [](Communicator& handle) {
     const int rank = handle.rank(), next = (rank + 1) % 4, previous = (rank + 3) % 4;
     for (int round = 0; round < 50; ++round) {
       std::vector<int> first = numbers(100, 1000 * rank + round), second = numbers(3, -rank), none;
@@ -109,9 +113,9 @@ TEST(Exchange, PairsOperationsInOrderAndFreesTheSourceOnReturn) {
   EXPECT_TRUE(all_well(outcomes)) << describe(outcomes);
 }
 
-TEST(Exchange, GathersOwnRowsTooUnlessTheyLieThere) {
+TEST_P(Exchange, GathersOwnRowsTooUnlessTheyLieThere) {
   for (const bool in_place : {false, true}) {
-    const Outcomes outcomes = run_ranks(Communicator::in_process(3), [&](Communicator& handle) {
+    const Outcomes outcomes = run_ranks(GetParam().make(3), [&](Communicator& handle) {
       const int rank = handle.rank();
       std::vector<int> own = numbers(5, 10 * rank), all(15, -1), small = {rank}, all_small(3);
       if (in_place) std::copy(own.begin(), own.end(), all.begin() + 5 * rank);
@@ -137,7 +141,7 @@ void expect_divergence(const Outcomes& outcomes, const std::vector<std::string>&
   }
 }
 
-TEST(Exchange, SidesThatDoNotMatchAreNamedOnEveryRank) {
+TEST_P(Exchange, SidesThatDoNotMatchAreNamedOnEveryRank) {
   struct Case {
     std::size_t sent, expected;
     std::vector<std::string> words;
@@ -147,7 +151,7 @@ TEST(Exchange, SidesThatDoNotMatchAreNamedOnEveryRank) {
       {8, 0, {"from rank 2 to rank 0", "32 bytes are sent that nobody expects"}},
       {0, 9, {"from rank 2 to rank 0", "36 bytes are expected that the source does not send"}}};
   for (const Case& c : cases) {
-    const Outcomes outcomes = run_ranks(Communicator::in_process(3), [&](Communicator& handle) {
+    const Outcomes outcomes = run_ranks(GetParam().make(3), [&](Communicator& handle) {
       // Freed as the error unwinds: a peer that still read it would be caught by the sanitizers.
       std::vector<int> source(c.sent), target(c.expected);
       const TransferOp send{0, as_rows(source)}, recv{2, as_rows(target)};
@@ -158,8 +162,19 @@ TEST(Exchange, SidesThatDoNotMatchAreNamedOnEveryRank) {
   }
 }
 
-TEST(Exchange, RanksInDifferentCallsAreNamedOnEveryRank) {
-  const Outcomes outcomes = run_ranks(Communicator::in_process(3), [](Communicator& handle) {
+TEST_P(Exchange, GathersThatDifferAreNamedOnEveryRank) {
+  for (const std::size_t odd : {std::size_t{0}, std::size_t{3}}) {
+    const Outcomes outcomes = run_ranks(GetParam().make(3), [&](Communicator& handle) {
+      std::vector<int> own(handle.rank() == 1 ? odd : 2), all(own.size() * 3);
+      const GatherOp op{as_rows(own), as_rows(all)};
+      handle.group()->all_gather({&op, 1}, {}, {});
+    });
+    expect_divergence(outcomes, {"transfer from rank "});
+  }
+}
+
+TEST_P(Exchange, RanksInDifferentCallsAreNamedOnEveryRank) {
+  const Outcomes outcomes = run_ranks(GetParam().make(3), [](Communicator& handle) {
     std::vector<int> own(1), all(3);
     const GatherOp op{as_rows(own), as_rows(all)};
     if (handle.rank() == 1) {
@@ -171,16 +186,16 @@ TEST(Exchange, RanksInDifferentCallsAreNamedOnEveryRank) {
   expect_divergence(outcomes, {"ranks 0, 2 in exchange in host memory", "rank 1 in all-gather in host memory"});
 }
 
-TEST(Exchange, ALateStarterIsNotDead) {
-  const Outcomes outcomes = run_ranks(Communicator::in_process(2), [](Communicator& handle) {
+TEST_P(Exchange, ALateStarterIsNotDead) {
+  const Outcomes outcomes = run_ranks(GetParam().make(2), [](Communicator& handle) {
     if (handle.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     handle.group()->exchange({}, {}, {}, {.start_s = 60, .run_s = 0.1});
   });
   EXPECT_TRUE(all_well(outcomes)) << describe(outcomes);
 }
 
-TEST(Exchange, ARankThatNeverStartsIsNamed) {
-  const auto ranks = Communicator::in_process(3);
+TEST_P(Exchange, ARankThatNeverStartsIsNamed) {
+  const auto ranks = GetParam().make(3);
   const Outcomes outcomes = run_ranks(ranks, [](Communicator& handle) {
     if (handle.rank() != 1) handle.group()->exchange({}, {}, {}, {.start_s = 0.05, .run_s = 60});
   });
@@ -191,8 +206,8 @@ TEST(Exchange, ARankThatNeverStartsIsNamed) {
   }
 }
 
-TEST(Exchange, ArgumentsAreCheckedBeforeAnybodyIsInvolved) {
-  const auto ranks = Communicator::in_process(2);
+TEST_P(Exchange, ArgumentsAreCheckedBeforeAnybodyIsInvolved) {
+  const auto ranks = GetParam().make(2);
   std::vector<int> values(2);
   const TransferOp op{2, as_rows(values)};
   test::expect_error(ErrorCode::invalid_argument, {"peer is 2", "0 to 1"}, [&] {

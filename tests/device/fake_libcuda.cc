@@ -2,28 +2,36 @@
 // listed in find() exist; `hidden` ones are not there, as in an older driver.
 #include <cuda.h>
 
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
 namespace {
 
 struct State {
-  std::vector<CUcontext> stack;           // contexts current on the (one) test thread
   std::map<std::string, CUresult> fails;  // function -> what it returns
   std::map<std::string, int> calls;
   std::string hidden;
   int retained = 0;
+  CUdeviceptr next_address = 0x2000;
+  std::uintptr_t next_stream = 0;
+  bool capturing = false;
   int smem = 0;
   CUcontext during = nullptr;  // context current in the last call that needs one
 };
 State state;
+std::recursive_mutex mutex;                 // benchmarks call from several threads
+thread_local std::vector<CUcontext> stack;  // contexts current on the thread
 CUcontext const kPrimary = reinterpret_cast<CUcontext>(0x1000);
 
 CUresult enter(const char* name) {
+  const std::lock_guard lock(mutex);
   ++state.calls[name];
-  state.during = state.stack.empty() ? nullptr : state.stack.back();
+  state.during = stack.empty() ? nullptr : stack.back();
   const auto failing = state.fails.find(name);
   return failing == state.fails.end() ? CUDA_SUCCESS : failing->second;
 }
@@ -82,23 +90,59 @@ FAKE(cuDevicePrimaryCtxRelease, CUdevice) {
   return enter("cuDevicePrimaryCtxRelease");
 }
 FAKE(cuCtxGetCurrent, CUcontext* context) {
-  *context = state.stack.empty() ? nullptr : state.stack.back();
+  *context = stack.empty() ? nullptr : stack.back();
   return CUDA_SUCCESS;
 }
 FAKE(cuCtxPushCurrent, CUcontext context) {
-  state.stack.push_back(context);
+  stack.push_back(context);
   return CUDA_SUCCESS;
 }
 FAKE(cuCtxPopCurrent, CUcontext* context) {
-  *context = state.stack.back();
-  state.stack.pop_back();
+  *context = stack.back();
+  stack.pop_back();
   return CUDA_SUCCESS;
 }
-FAKE(cuMemAlloc, CUdeviceptr* pointer, std::size_t) {
-  *pointer = 0x2000;
+FAKE(cuCtxGetStreamPriorityRange, int* least, int* greatest) {
+  *least = *greatest = 0;
+  return enter("cuCtxGetStreamPriorityRange");
+}
+FAKE(cuMemAlloc, CUdeviceptr* pointer, std::size_t bytes) {
+  const std::lock_guard lock(mutex);
+  *pointer = state.next_address;  // distinct, and never read
+  state.next_address += (bytes + 511) / 256 * 256;
   return enter("cuMemAlloc");
 }
 FAKE(cuMemFree, CUdeviceptr) { return enter("cuMemFree"); }
+FAKE(cuMemHostAlloc, void** pointer, std::size_t bytes, unsigned) {
+  *pointer = std::malloc(bytes);
+  return enter("cuMemHostAlloc");
+}
+FAKE(cuMemFreeHost, void* pointer) {
+  std::free(pointer);
+  return enter("cuMemFreeHost");
+}
+FAKE(cuMemsetD8Async, CUdeviceptr, unsigned char, std::size_t, CUstream) { return enter("cuMemsetD8Async"); }
+FAKE(cuStreamCreateWithPriority, CUstream* stream, unsigned, int) {
+  const std::lock_guard lock(mutex);
+  *stream = reinterpret_cast<CUstream>(++state.next_stream * 0x100);
+  return enter("cuStreamCreateWithPriority");
+}
+FAKE(cuStreamDestroy, CUstream) { return enter("cuStreamDestroy"); }
+FAKE(cuStreamGetId, CUstream stream, unsigned long long* id) {
+  *id = reinterpret_cast<std::uintptr_t>(stream);
+  return enter("cuStreamGetId");
+}
+FAKE(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus* status) {
+  *status = state.capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+  return enter("cuStreamIsCapturing");
+}
+FAKE(cuStreamWaitEvent, CUstream, CUevent, unsigned) { return enter("cuStreamWaitEvent"); }
+FAKE(cuEventRecord, CUevent, CUstream) { return enter("cuEventRecord"); }
+FAKE(cuEventSynchronize, CUevent) { return enter("cuEventSynchronize"); }
+FAKE(cuEventElapsedTime, float* ms, CUevent, CUevent) {
+  *ms = 1;
+  return enter("cuEventElapsedTime");
+}
 FAKE(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, std::size_t, CUstream) { return enter("cuMemcpyAsync"); }
 FAKE(cuMemcpy2DAsync, const CUDA_MEMCPY2D*, CUstream) { return enter("cuMemcpy2DAsync"); }
 FAKE(cuStreamSynchronize, CUstream) { return enter("cuStreamSynchronize"); }
@@ -126,6 +170,7 @@ FAKE(cuFuncGetAttribute, int* value, CUfunction_attribute which, CUfunction) {
   *value = which == CU_FUNC_ATTRIBUTE_NUM_REGS ? 40 : which == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? 1024 : 0;
   return enter("cuFuncGetAttribute");
 }
+FAKE(cuFuncLoad, CUfunction) { return enter("cuFuncLoad"); }
 FAKE(cuFuncSetAttribute, CUfunction, CUfunction_attribute, int value) {
   state.smem = value;
   return enter("cuFuncSetAttribute");
@@ -154,6 +199,19 @@ void* find(const std::string& name) {
   KNOWN(cuCtxPopCurrent)
   KNOWN(cuMemAlloc)
   KNOWN(cuMemFree)
+  KNOWN(cuMemHostAlloc)
+  KNOWN(cuMemFreeHost)
+  KNOWN(cuMemsetD8Async)
+  KNOWN(cuCtxGetStreamPriorityRange)
+  KNOWN(cuStreamCreateWithPriority)
+  KNOWN(cuStreamDestroy)
+  KNOWN(cuStreamGetId)
+  KNOWN(cuStreamIsCapturing)
+  KNOWN(cuStreamWaitEvent)
+  KNOWN(cuEventRecord)
+  KNOWN(cuEventSynchronize)
+  KNOWN(cuEventElapsedTime)
+  KNOWN(cuFuncLoad)
   KNOWN(cuMemcpyAsync)
   KNOWN(cuMemcpy2DAsync)
   KNOWN(cuStreamSynchronize)
@@ -181,14 +239,18 @@ extern "C" CUresult fake_get_proc_address(const char* name, void** function, int
 }
 
 // For the tests.
-extern "C" void fake_reset() { state = {}; }
+extern "C" void fake_reset() {
+  state = {};
+  stack.clear();
+}
 extern "C" void fake_fail(const char* function, int result) {
   state.fails[function] = static_cast<CUresult>(result);
 }
 extern "C" void fake_hide(const char* function) { state.hidden = function; }
+extern "C" void fake_capture(int on) { state.capturing = on != 0; }
 extern "C" int fake_calls(const char* function) { return state.calls[function]; }
 extern "C" int fake_retained() { return state.retained; }
 extern "C" int fake_smem() { return state.smem; }
 extern "C" int fake_in_primary() { return state.during == kPrimary; }
-extern "C" int fake_depth() { return static_cast<int>(state.stack.size()); }
-extern "C" void fake_set_current(void* context) { state.stack.push_back(static_cast<CUcontext>(context)); }
+extern "C" int fake_depth() { return static_cast<int>(stack.size()); }
+extern "C" void fake_set_current(void* context) { stack.push_back(static_cast<CUcontext>(context)); }

@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
 #include <string>
+#include <utility>
 
+#include "plan/cost_order.h"
 #include "support/expect_error.h"
 #include "support/layouts.h"
 
@@ -168,6 +172,24 @@ TEST(LayoutClass, ByWhereTheRowsAre) {
   EXPECT_EQ(class_of({762, 30, 350, 350, 1536, 762, 2048, 150, 350, 30, 350, 762, 30, 350, 332}),
             LayoutClass::mixed);
   EXPECT_STREQ(to_string(LayoutClass::short_docs), "short_docs");
+}
+
+TEST(CostOrder, SortsAsAStableSortDoes) {
+  std::mt19937_64 engine(5);
+  const std::uint64_t most[] = {0, 1, 7, 1023, 1024, std::uint64_t{1} << 40, ~std::uint64_t{0} >> 1};
+  for (const std::uint64_t limit : most)
+    for (const int low_zeros : {0, 9})
+      for (const std::size_t count : {0u, 1u, 2u, 300u}) {
+        std::vector<std::pair<std::int64_t, int>> items;
+        for (std::size_t i = 0; i < count; ++i)
+          items.emplace_back(static_cast<std::int64_t>(((engine() & limit) >> low_zeros) << low_zeros),
+                             static_cast<int>(i));
+        auto expected = items;
+        std::stable_sort(expected.begin(), expected.end(),
+                         [](const auto& a, const auto& b) { return a.first > b.first; });
+        sort_costliest_first(items, [](const auto& item) { return item.first; });
+        EXPECT_EQ(items, expected) << limit;
+      }
 }
 
 }  // namespace

@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+
+#include "bdcp/error.h"
 #include "policy_support.h"
 
 namespace bdcp {
@@ -159,6 +162,33 @@ TEST(Policy, ShippedExamplesLoadAndDefaultIsTheBuiltIn) {
   EXPECT_EQ(load("single_node.json").resolve().exchange.path, ExchangePath::halo);
   EXPECT_EQ(load("cross_node.json").resolve({"cp", 16, 2}).exchange.path, ExchangePath::a2a);
   EXPECT_TRUE(load("deterministic_training.json").resolve().attention.deterministic);
+}
+
+TEST(Policy, VariantsCoverWhatAnyGroupMayHave) {
+  const std::array<std::string_view, 2> names{"attention.deterministic", "exchange.path"};
+  const auto paths_of = [&](const Policy& policy) {
+    std::vector<std::pair<bool, ExchangePath>> found;
+    for (const PolicyValues& values : policy.variants(names))
+      found.emplace_back(values.attention.deterministic, values.exchange.path);
+    return found;
+  };
+  using testing::UnorderedElementsAre;
+  constexpr auto halo = ExchangePath::halo, a2a = ExchangePath::a2a;
+  EXPECT_THAT(paths_of(Policy()), UnorderedElementsAre(std::pair{false, ExchangePath::automatic}));
+  const std::string text = R"({
+    "schema_version": 1, "exchange": {"path": "halo"}, "groups": [
+      {"match": {"name": "a"}, "set": {"exchange": {"path": "a2a"}, "attention": {"sm_margin": 3}}},
+      {"match": {"name": "b"}, "set": {"exchange": {"path": "a2a"}, "attention": {"deterministic": true}}}]})";
+  EXPECT_THAT(paths_of(from_json(text)), UnorderedElementsAre(std::pair{false, halo}, std::pair{false, a2a},
+                                                              std::pair{true, halo}, std::pair{true, a2a}));
+  Policy::Sources settled;
+  settled.ignore_env = true;
+  settled.json = text;
+  settled.code = {{"exchange.path", "allgather"}};
+  EXPECT_THAT(paths_of(Policy::load(settled)), UnorderedElementsAre(std::pair{false, ExchangePath::allgather},
+                                                                    std::pair{true, ExchangePath::allgather}));
+  const std::array<std::string_view, 1> unknown{"exchange.pat"};
+  EXPECT_THROW(Policy().variants(unknown), Error);
 }
 
 }  // namespace

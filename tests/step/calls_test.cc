@@ -219,5 +219,18 @@ TEST(StepCalls, RequiredKernelsNameEveryKernel) {
   EXPECT_LT(runtime.required_kernels({&half, 1}, {.arch = "sm_90a", .distributed = false}).size(), all.size());
 }
 
+TEST(StepCalls, RequiredKernelsFollowTheGroupsOfThePolicy) {
+  const CallShape half{.heads_q = 8, .heads_kv = 2, .head_dim = 64, .dtype = DType::bf16};
+  const auto reductions = [&](const std::string& groups) {
+    const Runtime runtime = quiet_runtime(R"({"schema_version": 1, "groups": [)" + groups + "]}");
+    int count = 0;
+    for (const KernelInfo& info : runtime.required_kernels({&half, 1}))
+      count += info.kernel.find("reduce") != std::string::npos;
+    return count;
+  };
+  EXPECT_EQ(reductions(""), 1);
+  EXPECT_EQ(reductions(R"({"match": {"min_world": 9}, "set": {"exchange": {"grad_payload": "input"}}})"), 2);
+}
+
 }  // namespace
 }  // namespace bdcp::test

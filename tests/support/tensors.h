@@ -1,6 +1,7 @@
 // Owning host tensors for tests: any dtype, packed or padded strides, seeded random fill, poison.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -12,13 +13,14 @@
 
 namespace bdcp::test {
 
-/// [tokens, heads, dim] in one of three memory orders.
+/// [tokens, heads, dim] in one of four memory orders.
 class HostTensor {
  public:
   enum class Order {
-    packed,      ///< [tokens, heads, dim]
-    padded,      ///< packed, with unused elements after every head and token, and an odd offset in front
-    heads_first  ///< [heads, tokens, dim]
+    packed,       ///< [tokens, heads, dim]
+    padded,       ///< packed, with unused elements after every head and token, and an odd offset in front
+    heads_first,  ///< [heads, tokens, dim]
+    spaced        ///< packed, with unused elements after every head and token; rows stay on 16 bytes
   };
 
   HostTensor() = default;
@@ -34,6 +36,9 @@ class HostTensor {
     } else if (order == Order::heads_first) {
       token_stride_ = dim;
       head_stride_ = tokens * dim;
+    } else if (order == Order::spaced) {
+      head_stride_ = dim + 8;
+      token_stride_ = heads * head_stride_ + 16;
     }
     const std::int64_t last =
         (tokens > 0 && heads > 0) ? (tokens - 1) * token_stride_ + (heads - 1) * head_stride_ + dim : 0;
@@ -100,6 +105,22 @@ class HostTensor {
     return true;
   }
   bool same_bits(const HostTensor& other) const { return same_bits(other, 0, tokens_); }
+
+  /// Every byte of memory, gaps included.
+  HostTensor& fill_bytes(unsigned char value) {
+    std::fill(bytes_.begin(), bytes_.end(), value);
+    return *this;
+  }
+  /// Whether every byte that belongs to no element is `value`.
+  bool gaps_are(unsigned char value) const {
+    HostTensor copy = *this;
+    const std::size_t width = static_cast<std::size_t>(dim_) * size_of(dtype_);
+    for (std::int64_t t = 0; t < tokens_; ++t)
+      for (std::int64_t h = 0; h < heads_; ++h)
+        std::memset(copy.bytes_.data() + static_cast<std::size_t>(index(t, h, 0)) * size_of(dtype_), value,
+                    width);
+    return std::all_of(copy.bytes_.begin(), copy.bytes_.end(), [&](unsigned char b) { return b == value; });
+  }
 
   void* data() { return bytes_.data() + static_cast<std::size_t>(offset_) * size_of(dtype_); }
   /// All memory, gaps included; the view starts at data().

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "bench/check.h"
@@ -111,6 +112,41 @@ TEST_F(BenchCheck, UntrustworthyReferenceFails) {
   EXPECT_FALSE(passes(checked, "lse"));
 }
 
+// One head of one row that saw a key too few: small against its tensor, and against the largest rounding error.
+TEST(BenchCheckRows, AKeyTooFewInOneRowIsFound) {
+  const CallShape shape = shape_of(2, 1, 32, 32, DType::bf16);
+  const check::Problem whole = check::Problem::from(shape, {0, 150}, {0, 150}, 150, 150);
+  const Inputs inputs = random_inputs(whole, DType::bf16, 5);
+  const check::Inputs views = bench::views(inputs, whole, DType::bf16);
+  const check::Results rounded = check::oracle_rounded(whole, views, DType::bf16);
+  // The same rows and keys, the last row without the first key.
+  const check::Problem less = check::Problem::from(shape, {0, 1, 150}, {0, 1, 150}, 150, 150);
+  const check::Results other = check::oracle_rounded(less, views, DType::bf16);
+  const auto bytes = [&](const std::vector<double>& values) {
+    std::vector<std::byte> out(values.size() * 2);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      check::store(out.data(), DType::bf16, static_cast<std::int64_t>(i), values[i]);
+    return out;
+  };
+  Outputs outputs{bytes(rounded.out),
+                  bytes(rounded.dq),
+                  bytes(rounded.dk),
+                  bytes(rounded.dv),
+                  {rounded.lse.begin(), rounded.lse.end()}};
+  const auto failed = [&] {
+    std::string names;
+    for (const TensorError& error : check_numbers(whole, shape, inputs, outputs, OracleMode::full, {}).errors)
+      if (!error.pass) names += error.name + " ";
+    return names;
+  };
+  EXPECT_EQ(failed(), "");
+  constexpr std::int64_t kLast = 149 * 2 * 32;  // one head of the last row
+  std::memcpy(outputs.out.data() + 2 * kLast, bytes(other.out).data() + 2 * kLast, 64);
+  std::memcpy(outputs.dq.data() + 2 * kLast, bytes(other.dq).data() + 2 * kLast, 64);
+  outputs.lse[149] = static_cast<float>(other.lse[149]);
+  EXPECT_EQ(failed(), "out lse dq ");
+}
+
 TEST_F(BenchCheck, PaddingMustBeZero) {
   EXPECT_TRUE(padding_is_zero(problem_, DType::bf16, outputs_, kAll));
   Outputs wrong = outputs_;
@@ -180,15 +216,21 @@ TEST(BenchWorkload, AreaAndFlops) {
 }
 
 TEST(BenchWorkload, RandomLayoutsAreReproducibleAndValid) {
-  bool rectangular = false;
-  for (int index = 0; index < 24; ++index) {
+  bool rectangular = false, small = false, q_above_k = false, zero_first = false, zero_last = false;
+  for (int index = 0; index < 36; ++index) {
     const Workload workload = random_workload(3, index, 1, 500);
     EXPECT_EQ(workload.cu_q, random_workload(3, index, 1, 500).cu_q);
     EXPECT_EQ(workload.layout(1).real_tokens(), workload.tokens());
     rectangular = rectangular || !workload.square;
     EXPECT_TRUE(random_workload(3, index, 4, 500).square);
+    small = small || (!workload.square && workload.documents() > 4);
+    for (std::size_t i = 0; i + 1 < workload.cu_q.size(); ++i)
+      q_above_k =
+          q_above_k || workload.cu_q[i + 1] - workload.cu_q[i] > workload.cu_k[i + 1] - workload.cu_k[i];
+    zero_first = zero_first || (workload.square && workload.cu_q[1] == 0);
+    zero_last = zero_last || (workload.square && workload.cu_q.back() == workload.cu_q.end()[-2]);
   }
-  EXPECT_TRUE(rectangular);
+  EXPECT_TRUE(rectangular && small && q_above_k && zero_first && zero_last);
 }
 
 TEST(BenchInputs, AreStandardNormal) {

@@ -39,6 +39,12 @@ struct Column {
   check::Quantity quantity;
   std::vector<double> actual;
   const std::vector<double>*expected, *rounded;
+  std::int64_t width;  ///< of one row: a token and a head
+
+  check::RowError worst_row(DType dtype) const {
+    return check::compare_rows(quantity, dtype, actual, *expected, width,
+                               rounded ? std::span<const double>(*rounded) : std::span<const double>());
+  }
 };
 
 std::vector<Column> columns(const check::Problem& p, DType dtype, const Outputs& actual,
@@ -51,16 +57,22 @@ std::vector<Column> columns(const check::Problem& p, DType dtype, const Outputs&
   };
   std::vector<Column> list;
   list.push_back({"out", check::Quantity::out, values(actual.out, p.rows, p.heads_q, p.head_dim_v),
-                  &expected.out, of(&check::Results::out)});
-  list.push_back({"lse", check::Quantity::lse, {actual.lse.begin(), actual.lse.end()}, &expected.lse, nullptr});
+                  &expected.out, of(&check::Results::out), p.head_dim_v});
+  list.push_back(
+      {"lse", check::Quantity::lse, {actual.lse.begin(), actual.lse.end()}, &expected.lse, nullptr, 1});
   if (actual.dq.empty() && actual.dk.empty()) return list;
   list.push_back({"dq", check::Quantity::gradient, values(actual.dq, p.rows, p.heads_q, p.head_dim),
-                  &expected.dq, of(&check::Results::dq)});
+                  &expected.dq, of(&check::Results::dq), p.head_dim});
   list.push_back({"dk", check::Quantity::gradient, values(actual.dk, p.key_rows, p.heads_kv, p.head_dim),
-                  &expected.dk, of(&check::Results::dk)});
+                  &expected.dk, of(&check::Results::dk), p.head_dim});
   list.push_back({"dv", check::Quantity::gradient, values(actual.dv, p.key_rows, p.heads_kv, p.head_dim_v),
-                  &expected.dv, of(&check::Results::dv)});
+                  &expected.dv, of(&check::Results::dv), p.head_dim_v});
   return list;
+}
+
+void judge_rows(TensorError& error, const Column& column, DType dtype) {
+  error.worst_row = std::max(error.worst_row, column.worst_row(dtype).share);
+  error.pass = error.pass && error.worst_row <= 1;
 }
 
 /// `rounded_max`: largest error of the rounded run, or negative where there is none.
@@ -89,6 +101,7 @@ Checked check_full(const check::Problem& p, const CallShape& shape, const Inputs
     const double rounded_max = column.rounded ? check::compare(*column.rounded, *column.expected).max : -1;
     checked.errors.push_back(judge(column.name, column.quantity, shape.dtype,
                                    check::compare(column.actual, *column.expected), rounded_max));
+    judge_rows(checked.errors.back(), column, shape.dtype);
   }
   return checked;
 }
@@ -191,6 +204,8 @@ Checked check_sampled(const check::Problem& p, const CallShape& shape, const Inp
     checked.errors.push_back(judge(column.name, column.quantity, shape.dtype,
                                    check::compare(column.actual, *column.expected),
                                    limits[checked.errors.size()]));
+    // How far rounding takes one row of a gradient only a rounded run can say.
+    if (column.quantity != check::Quantity::gradient) judge_rows(checked.errors.back(), column, shape.dtype);
   }
 
   // Sampled rows of both runs against float64. The worse figure of a tensor is the one reported.

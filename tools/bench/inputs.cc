@@ -105,17 +105,27 @@ Inputs random_inputs(const check::Problem& p, DType dtype, std::uint64_t seed) {
   return inputs;
 }
 
+namespace {
+
+/// Rows of q and dout, and of k and v.
+void poison_range(Inputs& inputs, const check::Problem& p, DType dtype, std::int64_t q_begin,
+                  std::int64_t q_end, std::int64_t k_begin, std::int64_t k_end) {
+  poison_rows(inputs.q, dtype, std::int64_t{p.heads_q} * p.head_dim, q_begin, q_end);
+  poison_rows(inputs.dout, dtype, std::int64_t{p.heads_q} * p.head_dim_v, q_begin, q_end);
+  poison_rows(inputs.k, dtype, std::int64_t{p.heads_kv} * p.head_dim, k_begin, k_end);
+  poison_rows(inputs.v, dtype, std::int64_t{p.heads_kv} * p.head_dim_v, k_begin, k_end);
+}
+
+}  // namespace
+
+void poison_padding(Inputs& inputs, const check::Problem& p, DType dtype) {
+  poison_range(inputs, p, dtype, p.cu_q.back(), p.rows, p.cu_k.back(), p.key_rows);
+}
+
 void poison(Inputs& inputs, const check::Problem& p, DType dtype, std::int64_t document) {
   const std::size_t i = static_cast<std::size_t>(document);
-  const auto both = [&](std::vector<std::byte>& bytes, const std::vector<std::int64_t>& cu, std::int64_t rows,
-                        std::int64_t width) {
-    poison_rows(bytes, dtype, width, cu[i], cu[i + 1]);
-    poison_rows(bytes, dtype, width, cu.back(), rows);
-  };
-  both(inputs.q, p.cu_q, p.rows, std::int64_t{p.heads_q} * p.head_dim);
-  both(inputs.dout, p.cu_q, p.rows, std::int64_t{p.heads_q} * p.head_dim_v);
-  both(inputs.k, p.cu_k, p.key_rows, std::int64_t{p.heads_kv} * p.head_dim);
-  both(inputs.v, p.cu_k, p.key_rows, std::int64_t{p.heads_kv} * p.head_dim_v);
+  poison_range(inputs, p, dtype, p.cu_q[i], p.cu_q[i + 1], p.cu_k[i], p.cu_k[i + 1]);
+  poison_padding(inputs, p, dtype);
 }
 
 Inputs to_f32(const Inputs& inputs, DType dtype) {

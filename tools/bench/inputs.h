@@ -13,8 +13,10 @@ namespace bdcp::bench {
 /// the seed.
 Inputs random_inputs(const check::Problem& problem, DType dtype, std::uint64_t seed);
 
-/// Fills the rows of `document` (its queries in q and dout, its keys in k and v) and all padding rows with NaN,
-/// Inf and -Inf.
+/// Fills all padding rows with NaN, Inf and -Inf.
+void poison_padding(Inputs& inputs, const check::Problem& problem, DType dtype);
+/// Fills the rows of `document` (its queries in q and dout, its keys in k and v) and all padding rows
+/// likewise.
 void poison(Inputs& inputs, const check::Problem& problem, DType dtype, std::int64_t document);
 
 /// The same values in f32.

@@ -23,6 +23,7 @@ Json to_json(const CheckResult& check) {
                           {"rel_l2", error.rel_l2},
                           {"max_limit", error.max_limit},
                           {"rel_l2_limit", error.rel_l2_limit},
+                          {"worst_row", error.worst_row},
                           {"pass", error.pass}};
   }
   return errors;
@@ -99,9 +100,11 @@ std::string to_text(const Measurement& m) {
   if (m.begin_step_us) text += fmt::format("  begin_step {:.1f} us", *m.begin_step_us);
   if (m.check) {
     for (const TensorError& error : m.check->errors) {
-      text += fmt::format("\n    {:<4} rel l2 {:.2e} (limit {:.1e})  max {:.2e} (limit {:.2e})  {}", error.name,
-                          error.rel_l2, error.rel_l2_limit, error.max, error.max_limit,
-                          error.pass ? "ok" : "FAILED");
+      text += fmt::format(
+          "\n    {:<4} rel l2 {:.2e} (limit {:.1e})  max {:.2e} (limit {:.2e})  worst row at {:.0f} % of its "
+          "limit  {}",
+          error.name, error.rel_l2, error.rel_l2_limit, error.max, error.max_limit, 100 * error.worst_row,
+          error.pass ? "ok" : "FAILED");
     }
     text += fmt::format("\n    against {}; padding {}; a second run {}", m.check->against,
                         m.check->padding_zero ? "is zero" : "IS NOT ZERO",

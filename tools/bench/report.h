@@ -20,6 +20,7 @@ struct TensorError {
   double rel_l2 = 0;     ///< of the difference, relative to the expectation
   double max_limit = 0;  ///< what passes; infinite where the limit does not apply
   double rel_l2_limit = 0;
+  double worst_row = 0;  ///< error of the worst row (one token and head), as a share of what a row may have
   bool pass = false;
 };
 

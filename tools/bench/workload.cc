@@ -46,11 +46,12 @@ Workload random_workload(std::uint64_t seed, int index, int world, std::int64_t 
       [&] { return draw(1, 7); },
       [] { return std::int64_t{1}; },
       [&] { return total; },
-      [&] { return (std::int64_t{16} << draw(0, 4)) + draw(-1, 1); },
+      [&] { return std::int64_t{16} * draw(1, 3) * (std::int64_t{1} << draw(0, 3)) + draw(-1, 1); },
       [&] { return draw(0, 2) == 0 ? std::int64_t{0} : draw(1, 100); },
       [&] { return draw(total / 8 + 1, total / 2 + 1); },
   };
-  const std::size_t kind = static_cast<std::size_t>(index) % (kinds.size() + 1);
+  constexpr std::size_t kZeroLengths = 5;
+  const std::size_t kind = static_cast<std::size_t>(index) % (kinds.size() + 2);
   const std::string name = fmt::format("random/{}", index);
   const std::int64_t padding = draw(0, 1) == 0 ? 0 : draw(1, std::max<std::int64_t>(1, total / 3));
   std::vector<std::int64_t> lengths;
@@ -59,15 +60,20 @@ Workload random_workload(std::uint64_t seed, int index, int world, std::int64_t 
       lengths.push_back(std::min(left, kinds[kind % kinds.size()]()));
       left -= lengths.back();
     }
+    if (kind == kZeroLengths) {  // the draws above never end in one
+      lengths.insert(lengths.begin(), 0);
+      lengths.push_back(0);
+    }
     return Workload::from_lengths(name, lengths, padding);
   }
   Workload workload;
   workload.name = name;
   workload.square = false;
   workload.padding = padding;
+  const std::int64_t most = kind == kinds.size() ? std::max<std::int64_t>(1, total / 2) : 40;
   while (workload.cu_q.back() + workload.cu_k.back() < total) {
-    const std::int64_t most = total / 2;
-    const std::int64_t q = draw(0, 4) == 0 ? 0 : draw(1, most), k = draw(0, 4) == 0 ? 0 : draw(1, most);
+    const std::int64_t q = draw(0, 4) == 0 ? 0 : draw(1, most);
+    const std::int64_t k = draw(0, 4) == 0 ? 0 : draw(0, 4) == 0 ? q : draw(1, most);
     workload.cu_q.push_back(workload.cu_q.back() + q);
     workload.cu_k.push_back(workload.cu_k.back() + k);
   }

@@ -27,7 +27,8 @@ struct Workload {
 };
 
 /// Layout number `index` of a reproducible series that goes through the kinds that break kernels: mixed, tiny,
-/// one token each, one long, tile edges, zero lengths, mostly padding and, at world 1, rectangular.
+/// one token each, one long, tile edges, zero lengths (also first and last), few large and, at world 1,
+/// rectangular with few large documents or with many small ones (q above, below and equal to k, either zero).
 Workload random_workload(std::uint64_t seed, int index, int world, std::int64_t max_tokens);
 
 /// Floating point operations of one call: multiplications and additions of the matrix products of the visible

@@ -157,4 +157,47 @@ std::string why_not(Quantity quantity, DType dtype, Errors errors, double rounde
   return {};
 }
 
+RowError compare_rows(Quantity quantity, DType dtype, std::span<const double> actual,
+                      std::span<const double> expected, std::int64_t width, std::span<const double> rounded) {
+  constexpr std::size_t kAround = 8;
+  constexpr double kRoundings = 6;
+  RowError worst;
+  if (width < 1 || actual.size() != expected.size()) return worst;
+  const auto step = static_cast<std::size_t>(width);
+  const std::size_t rows = expected.size() / step;
+  const auto distances = [&](std::span<const double> values) {  // from `expected`; of nothing: its size
+    std::vector<double> out(rows);
+    for (std::size_t row = 0; row < rows; ++row) {
+      double sum = 0;
+      for (std::size_t i = row * step; i < (row + 1) * step; ++i) {
+        const double difference = (values.empty() ? 0 : values[i]) - expected[i];
+        sum += difference * difference;
+      }
+      out[row] = std::sqrt(sum);
+    }
+    return out;
+  };
+  const std::vector<double> errors = distances(actual), sizes = distances({});
+  const bool has_rounded = quantity != Quantity::lse && rounded.size() == expected.size();
+  const std::vector<double> rounding = has_rounded ? distances(rounded) : std::vector<double>(rows);
+  // The largest of the rows around; those that are not finite do not count.
+  const auto around = [&](const std::vector<double>& values, std::size_t row) {
+    double most = 0;
+    for (std::size_t i = row - std::min(row, kAround); i < std::min(rows, row + kAround + 1); ++i)
+      if (std::isfinite(values[i])) most = std::max(most, values[i]);
+    return most;
+  };
+  const double relative = quantity == Quantity::lse ? 5e-5 : 2 * limit(quantity, dtype);
+  const double floor = quantity == Quantity::lse ? 1 : 1e-3 * std::sqrt(static_cast<double>(width));
+  for (std::size_t row = 0; row < rows; ++row) {
+    if (!std::isfinite(errors[row]) || !std::isfinite(sizes[row])) continue;
+    double size = std::max(sizes[row], floor);
+    if (!has_rounded && quantity != Quantity::lse) size = std::max(size, around(sizes, row));
+    double allowed = relative * size;
+    if (has_rounded) allowed += kRoundings * around(rounding, row);
+    if (errors[row] / allowed > worst.share) worst = {errors[row] / allowed, static_cast<std::int64_t>(row)};
+  }
+  return worst;
+}
+
 }  // namespace bdcp::check

@@ -38,4 +38,18 @@ double limit(Quantity quantity, DType dtype);
 /// Negative: not checked (LSE never uses it).
 std::string why_not(Quantity quantity, DType dtype, Errors errors, double rounded_max = -1);
 
+/// The largest error of a single row of `width` elements, as a share of what one row may have (above 1: too
+/// much). The figures of a whole tensor hide one row with a key too many or too few. A row may be off by twice
+/// the tensor's relative limit, plus six times the most that the rounded run is off in that row and the eight
+/// on either side, as one row's rounding errors may cancel by luck. Without a rounded run, a row that is
+/// smaller than those around it is held to their size. An LSE (one element a row) may be off by 5e-5 of itself,
+/// or of 1 if that is more. Rows that hold a non-finite number are left to compare().
+struct RowError {
+  double share = 0;
+  std::int64_t row = -1;  ///< index of the worst row
+};
+RowError compare_rows(Quantity quantity, DType dtype, std::span<const double> actual,
+                      std::span<const double> expected, std::int64_t width,
+                      std::span<const double> rounded = {});
+
 }  // namespace bdcp::check

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -94,6 +95,10 @@ class Policy {
   static Policy load(const Sources& sources);
 
   PolicyValues resolve(const GroupFacts& facts = {}) const;
+  /// Every combination of values that the named fields ("exchange.path") can have in some group, whichever
+  /// entries of `groups` match it; other fields as without any. Throws Error(invalid_argument) for an unknown
+  /// name.
+  std::vector<PolicyValues> variants(std::span<const std::string_view> names) const;
   /// Every field with value and origin, in schema order.
   std::vector<PolicyField> fields(const GroupFacts& facts = {}) const;
   /// fields() as a JSON document {pointer: {value, origin}}.

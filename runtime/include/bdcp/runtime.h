@@ -136,7 +136,8 @@ class Runtime {
   std::future<Step> begin_step_async(const DocLayout& layout, std::vector<CallShape> shapes,
                                      const Communicator& comm = {}, const StepOptions& options = {}) const;
 
-  /// Every kernel any layout within the limits can ask for (not compiled; hit, ms and resources are zero).
+  /// Every kernel any layout within the limits can ask for under the policy, whichever of its `groups` match
+  /// (not compiled; hit, ms and resources are zero).
   std::vector<KernelInfo> required_kernels(std::span<const CallShape> shapes,
                                            const KernelLimits& limits = {}) const;
   /// Compiles or loads all of required_kernels into the cache.

@@ -1,6 +1,4 @@
-// The in-process group: frames, deadlines, and every way a rank can fail its peers.
-#include "comm/in_process.h"
-
+// Every kind of group: frames, deadlines, and every way a rank can fail its peers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -10,6 +8,7 @@
 #include <random>
 
 #include "comm/rank_threads.h"
+#include "comm/socket_ranks.h"
 #include "support/expect_error.h"
 
 namespace bdcp {
@@ -38,9 +37,29 @@ std::string frame_of(int rank, int round) {
          std::string(static_cast<std::size_t>(round % 7), '.');
 }
 
-TEST(Frames, EveryRoundBringsEveryRanksFrameOfThatRound) {
+/// Peers learn of a failure in a moment, not at once.
+Error failure_of(const Communicator& rank) {
+  for (const auto end = deadline_in(60); std::chrono::steady_clock::now() < end;) {
+    try {
+      rank.check();
+    } catch (const Error& error) {
+      return error;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return Error(ErrorCode::internal, "no failure");
+}
+
+using Frames = testing::TestWithParam<test::GroupKind>;
+class Failure : public Frames {};
+class Groups : public Frames {};
+INSTANTIATE_TEST_SUITE_P(Kinds, Frames, testing::ValuesIn(test::kGroupKinds), test::kind_name);
+INSTANTIATE_TEST_SUITE_P(Kinds, Failure, testing::ValuesIn(test::kGroupKinds), test::kind_name);
+INSTANTIATE_TEST_SUITE_P(Kinds, Groups, testing::ValuesIn(test::kGroupKinds), test::kind_name);
+
+TEST_P(Frames, EveryRoundBringsEveryRanksFrameOfThatRound) {
   for (const int world : {1, 2, 3, 8}) {
-    const Outcomes outcomes = run_ranks(Communicator::in_process(world), [&](Communicator& handle) {
+    const Outcomes outcomes = run_ranks(GetParam().make(world), [&](Communicator& handle) {
       std::mt19937 random(static_cast<unsigned>(handle.rank()));
       for (int round = 0; round < 150; ++round) {
         nap(random);
@@ -54,8 +73,8 @@ TEST(Frames, EveryRoundBringsEveryRanksFrameOfThatRound) {
   }
 }
 
-TEST(Frames, ADeadlineNamesTheMissingRanksOnAllRanks) {
-  const auto ranks = Communicator::in_process(4);
+TEST_P(Frames, ADeadlineNamesTheMissingRanksOnAllRanks) {
+  const auto ranks = GetParam().make(4);
   const Outcomes outcomes = run_ranks(ranks, [](Communicator& handle) {
     if (handle.rank() % 2 == 0) handle.group()->all_gather_frames("here", deadline_in(0.05));
   });
@@ -68,15 +87,16 @@ TEST(Frames, ADeadlineNamesTheMissingRanksOnAllRanks) {
     EXPECT_THAT(outcomes[rank]->message(), HasSubstr("ranks 1, 3 did not come"));
   }
   for (const Communicator& late : ranks) {
+    EXPECT_EQ(failure_of(late).code(), ErrorCode::timeout);
     test::expect_error(ErrorCode::timeout, {"ranks 1, 3"}, [&] { late.check(); });
     test::expect_error(ErrorCode::timeout, {"ranks 1, 3"},
                        [&] { late.group()->all_gather_frames("late", deadline_in(60)); });
   }
 }
 
-TEST(Failure, ADestroyedHandleEndsTheWaitsOfItsPeers) {
+TEST_P(Failure, ADestroyedHandleEndsTheWaitsOfItsPeers) {
   for (const int delay_ms : {0, 20}) {  // before the peers wait, and while they do
-    const Outcomes outcomes = run_ranks(Communicator::in_process(3), [&](Communicator& handle) {
+    const Outcomes outcomes = run_ranks(GetParam().make(3), [&](Communicator& handle) {
       if (handle.rank() == 1) {
         std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
         return;
@@ -94,9 +114,9 @@ TEST(Failure, ADestroyedHandleEndsTheWaitsOfItsPeers) {
   }
 }
 
-TEST(Failure, LeavingAfterTheLastCallHarmsNobody) {
+TEST_P(Failure, LeavingAfterTheLastCallHarmsNobody) {
   for (int repeat = 0; repeat < 50; ++repeat) {
-    const Outcomes outcomes = run_ranks(Communicator::in_process(3), [&](Communicator& handle) {
+    const Outcomes outcomes = run_ranks(GetParam().make(3), [&](Communicator& handle) {
       handle.group()->all_gather_frames("last", deadline_in(60));
       handle.check();
     });
@@ -104,8 +124,8 @@ TEST(Failure, LeavingAfterTheLastCallHarmsNobody) {
   }
 }
 
-TEST(Failure, IsSeenOnEveryRankWithOriginAndReasonAndTheFirstOneWins) {
-  const auto ranks = Communicator::in_process(3);
+TEST_P(Failure, IsSeenOnEveryRankWithOriginAndReasonAndTheFirstOneWins) {
+  const auto ranks = GetParam().make(3);
   const Outcomes outcomes = run_ranks(ranks, [](Communicator& handle) {
     if (handle.rank() == 2) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -128,10 +148,10 @@ TEST(Failure, IsSeenOnEveryRankWithOriginAndReasonAndTheFirstOneWins) {
   }
 }
 
-TEST(Failure, AtAnyMomentEndsAllRanksWithTheSameOrigin) {
+TEST_P(Failure, AtAnyMomentEndsAllRanksWithTheSameOrigin) {
   for (unsigned seed = 0; seed < 40; ++seed) {
     const int bad = static_cast<int>(seed % 4);
-    const Outcomes outcomes = run_ranks(Communicator::in_process(4), [&](Communicator& handle) {
+    const Outcomes outcomes = run_ranks(GetParam().make(4), [&](Communicator& handle) {
       std::mt19937 random(seed * 4 + static_cast<unsigned>(handle.rank()));
       std::vector<std::byte> own(4096), all(4 * 4096);
       for (unsigned round = 0;; ++round) {
@@ -156,8 +176,8 @@ TEST(Failure, AtAnyMomentEndsAllRanksWithTheSameOrigin) {
   }
 }
 
-TEST(Group, ASecondThreadOfARankIsRefusedAndHarmsNobody) {
-  const auto ranks = Communicator::in_process(2);
+TEST_P(Groups, ASecondThreadOfARankIsRefusedAndHarmsNobody) {
+  const auto ranks = GetParam().make(2);
   std::atomic<bool> waiting = false;
   std::thread first([&] {
     waiting = true;
@@ -172,8 +192,8 @@ TEST(Group, ASecondThreadOfARankIsRefusedAndHarmsNobody) {
   ranks[0].check();
 }
 
-TEST(Group, AgreementRunsBesideTransfers) {
-  const auto ranks = Communicator::in_process(3);
+TEST_P(Groups, AgreementRunsBesideTransfers) {
+  const auto ranks = GetParam().make(3);
   const auto agreements = [](Communicator& handle) {
     for (int round = 0; round < 100; ++round) handle.group()->all_gather_frames("f", deadline_in(60));
   };
@@ -188,8 +208,8 @@ TEST(Group, AgreementRunsBesideTransfers) {
   EXPECT_TRUE(all_well(outcomes)) << describe(outcomes);
 }
 
-TEST(Group, CallsInAForkedChildThrowAndItsHandlesCloseQuietly) {
-  auto ranks = Communicator::in_process(2);
+TEST_P(Groups, CallsInAForkedChildThrowAndItsHandlesCloseQuietly) {
+  auto ranks = GetParam().make(2);
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
