@@ -109,8 +109,10 @@ void Device::encode_tensor_map(const TensorMapSpec& spec, void* map) const {
   std::copy(spec.dims.begin(), spec.dims.end(), dims.begin());
   std::copy(spec.strides.begin(), spec.strides.end(), strides.begin());
   std::copy(spec.box.begin(), spec.box.end(), box.begin());
-  driver_->table().call(
-      driver_->table().cuTensorMapEncodeTiled_,
+  const DriverTable& table = driver_->table();
+  ContextScope scope(table, context_);
+  table.call(
+      table.cuTensorMapEncodeTiled_,
       [&] {
         return fmt::format("base {}, dims {}, strides {}, box {}", spec.base,
                            fmt::join(spec.dims.begin(), spec.dims.begin() + spec.rank, " "),

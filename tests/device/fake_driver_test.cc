@@ -6,6 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <cstddef>
+
 namespace bdcp::device {
 namespace {
 
@@ -58,6 +61,11 @@ TEST_F(FakeDriver, CallsRunInThePrimaryContextAndLeaveTheThreadsAlone) {
   fail("cuMemAlloc", 1);
   EXPECT_THROW(device->allocate(100), Error);
   EXPECT_EQ(number("fake_depth"), 1);
+  TensorMapSpec spec;
+  spec.rank = 3;
+  alignas(64) std::array<std::byte, 128> map;
+  device->encode_tensor_map(spec, map.data());
+  EXPECT_TRUE(number("fake_in_primary"));
   { OwnedEvent event = device->create_event(); }
   EXPECT_EQ(calls("cuEventDestroy"), 1);
   EXPECT_TRUE(number("fake_in_primary"));

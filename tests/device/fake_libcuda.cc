@@ -35,6 +35,11 @@ CUresult enter(const char* name) {
   const auto failing = state.fails.find(name);
   return failing == state.fails.end() ? CUDA_SUCCESS : failing->second;
 }
+// For functions that the driver refuses on a thread without a current context.
+CUresult enter_context(const char* name) {
+  const CUresult result = enter(name);
+  return stack.empty() ? CUDA_ERROR_INVALID_CONTEXT : result;
+}
 // Does nothing and succeeds, with as many pointer-sized arguments as the caller passes.
 #define FAKE(name, ...) CUresult fake_##name(__VA_ARGS__)
 
@@ -104,28 +109,28 @@ FAKE(cuCtxPopCurrent, CUcontext* context) {
 }
 FAKE(cuCtxGetStreamPriorityRange, int* least, int* greatest) {
   *least = *greatest = 0;
-  return enter("cuCtxGetStreamPriorityRange");
+  return enter_context("cuCtxGetStreamPriorityRange");
 }
 FAKE(cuMemAlloc, CUdeviceptr* pointer, std::size_t bytes) {
   const std::lock_guard lock(mutex);
   *pointer = state.next_address;  // distinct, and never read
   state.next_address += (bytes + 511) / 256 * 256;
-  return enter("cuMemAlloc");
+  return enter_context("cuMemAlloc");
 }
 FAKE(cuMemFree, CUdeviceptr) { return enter("cuMemFree"); }
 FAKE(cuMemHostAlloc, void** pointer, std::size_t bytes, unsigned) {
   *pointer = std::malloc(bytes);
-  return enter("cuMemHostAlloc");
+  return enter_context("cuMemHostAlloc");
 }
 FAKE(cuMemFreeHost, void* pointer) {
   std::free(pointer);
   return enter("cuMemFreeHost");
 }
-FAKE(cuMemsetD8Async, CUdeviceptr, unsigned char, std::size_t, CUstream) { return enter("cuMemsetD8Async"); }
+FAKE(cuMemsetD8Async, CUdeviceptr, unsigned char, std::size_t, CUstream) { return enter_context("cuMemsetD8Async"); }
 FAKE(cuStreamCreateWithPriority, CUstream* stream, unsigned, int) {
   const std::lock_guard lock(mutex);
   *stream = reinterpret_cast<CUstream>(++state.next_stream * 0x100);
-  return enter("cuStreamCreateWithPriority");
+  return enter_context("cuStreamCreateWithPriority");
 }
 FAKE(cuStreamDestroy, CUstream) { return enter("cuStreamDestroy"); }
 FAKE(cuStreamGetId, CUstream stream, unsigned long long* id) {
@@ -136,19 +141,19 @@ FAKE(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus* status) {
   *status = state.capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
   return enter("cuStreamIsCapturing");
 }
-FAKE(cuStreamWaitEvent, CUstream, CUevent, unsigned) { return enter("cuStreamWaitEvent"); }
-FAKE(cuEventRecord, CUevent, CUstream) { return enter("cuEventRecord"); }
+FAKE(cuStreamWaitEvent, CUstream, CUevent, unsigned) { return enter_context("cuStreamWaitEvent"); }
+FAKE(cuEventRecord, CUevent, CUstream) { return enter_context("cuEventRecord"); }
 FAKE(cuEventSynchronize, CUevent) { return enter("cuEventSynchronize"); }
 FAKE(cuEventElapsedTime, float* ms, CUevent, CUevent) {
   *ms = 1;
   return enter("cuEventElapsedTime");
 }
-FAKE(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, std::size_t, CUstream) { return enter("cuMemcpyAsync"); }
-FAKE(cuMemcpy2DAsync, const CUDA_MEMCPY2D*, CUstream) { return enter("cuMemcpy2DAsync"); }
-FAKE(cuStreamSynchronize, CUstream) { return enter("cuStreamSynchronize"); }
+FAKE(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, std::size_t, CUstream) { return enter_context("cuMemcpyAsync"); }
+FAKE(cuMemcpy2DAsync, const CUDA_MEMCPY2D*, CUstream) { return enter_context("cuMemcpy2DAsync"); }
+FAKE(cuStreamSynchronize, CUstream) { return enter_context("cuStreamSynchronize"); }
 FAKE(cuEventCreate, CUevent* event, unsigned) {
   *event = reinterpret_cast<CUevent>(0x3000);
-  return enter("cuEventCreate");
+  return enter_context("cuEventCreate");
 }
 FAKE(cuEventDestroy, CUevent) { return enter("cuEventDestroy"); }
 FAKE(cuEventQuery, CUevent) { return enter("cuEventQuery"); }
@@ -164,20 +169,26 @@ FAKE(cuLibraryGetKernel, CUkernel* kernel, CUlibrary, const char*) {
 }
 FAKE(cuKernelGetFunction, CUfunction* function, CUkernel) {
   *function = reinterpret_cast<CUfunction>(0x6000);
-  return enter("cuKernelGetFunction");
+  return enter_context("cuKernelGetFunction");
 }
 FAKE(cuFuncGetAttribute, int* value, CUfunction_attribute which, CUfunction) {
   *value = which == CU_FUNC_ATTRIBUTE_NUM_REGS ? 40 : which == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES ? 1024 : 0;
-  return enter("cuFuncGetAttribute");
+  return enter_context("cuFuncGetAttribute");
 }
-FAKE(cuFuncLoad, CUfunction) { return enter("cuFuncLoad"); }
+FAKE(cuFuncLoad, CUfunction) { return enter_context("cuFuncLoad"); }
 FAKE(cuFuncSetAttribute, CUfunction, CUfunction_attribute, int value) {
   state.smem = value;
-  return enter("cuFuncSetAttribute");
+  return enter_context("cuFuncSetAttribute");
 }
 FAKE(cuLaunchKernel, CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
      void**, void**) {
-  return enter("cuLaunchKernel");
+  return enter_context("cuLaunchKernel");
+}
+
+FAKE(cuTensorMapEncodeTiled, CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+     const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+     CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  return enter_context("cuTensorMapEncodeTiled");
 }
 
 void* find(const std::string& name) {
@@ -225,6 +236,7 @@ void* find(const std::string& name) {
   KNOWN(cuFuncGetAttribute)
   KNOWN(cuFuncSetAttribute)
   KNOWN(cuLaunchKernel)
+  KNOWN(cuTensorMapEncodeTiled)
   return nullptr;
 }
 
