@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/covering_cases.h"
 #include "attention/harness.h"
 
 namespace bdcp::test {
@@ -202,6 +203,12 @@ inline std::vector<BackendKind> cuda_backends() {
     if (backend->kind() != BackendKind::host) kinds.push_back(backend->kind());
   return kinds;
 }
+/// Those on tensor cores.
+inline std::vector<BackendKind> fast_backends() {
+  std::vector<BackendKind> kinds = cuda_backends();
+  std::erase(kinds, BackendKind::reference);
+  return kinds;
+}
 inline std::string backend_name(const ::testing::TestParamInfo<BackendKind>& info) {
   return std::string(to_string(info.param));
 }
@@ -218,6 +225,12 @@ class BackendGpu : public GpuFixture, public ::testing::WithParamInterface<Backe
   bool reference() const { return GetParam() == BackendKind::reference; }
   /// Whether two runs give the same dQ.
   bool same_dq(const attention::Options& options) const { return options.deterministic || reference(); }
+  /// Which results of other documents keep their bits beside a poisoned one. Hopper's backward does tiles that
+  /// such a document shares again, document by document, which adds up in other groups.
+  SameBits same_bits_isolated(const attention::Options& options) const {
+    const bool again = GetParam() == BackendKind::hopper;
+    return {.dq = !again && same_dq(options), .dk_dv = !again};
+  }
 
  private:
   static std::unique_ptr<attention::Backend> find() {
