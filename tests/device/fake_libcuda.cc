@@ -126,7 +126,9 @@ FAKE(cuMemFreeHost, void* pointer) {
   std::free(pointer);
   return enter("cuMemFreeHost");
 }
-FAKE(cuMemsetD8Async, CUdeviceptr, unsigned char, std::size_t, CUstream) { return enter_context("cuMemsetD8Async"); }
+FAKE(cuMemsetD8Async, CUdeviceptr, unsigned char, std::size_t, CUstream) {
+  return enter_context("cuMemsetD8Async");
+}
 FAKE(cuStreamCreateWithPriority, CUstream* stream, unsigned, int) {
   const std::lock_guard lock(mutex);
   *stream = reinterpret_cast<CUstream>(++state.next_stream * 0x100);
