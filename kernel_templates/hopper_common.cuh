@@ -29,6 +29,18 @@ __device__ inline bool named_barrier_any(int barrier, int threads, bool mine) {
 /// Shared memory written by ordinary stores becomes visible to wgmma and TMA.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
+/// Between accesses by ordinary instructions and by the copy engine, global memory included.
+__device__ inline void fence_all_proxies() { asm volatile("fence.proxy.async;\n" ::: "memory"); }
+
+__device__ inline int load_acquire(const int* from) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ inline void store_release(int* to, int value) {
+  asm volatile("st.release.gpu.global.b32 [%0], %1;\n" ::"l"(to), "r"(value) : "memory");
+}
+
 template <int kRegisters>
 __device__ inline void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
@@ -72,11 +84,34 @@ __device__ inline void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
 }
 
+/// Adds `bytes` of f32 from shared to global memory; both multiples of 16 bytes.
+__device__ inline void bulk_add(float* target, u32 src, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(target),
+               "r"(src), "r"(bytes)
+               : "memory");
+}
+/// The bulk copies of this thread are complete.
+__device__ inline void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory"); }
+
 /// Four 8x8 matrices of 16-bit elements into shared memory; each lane gives the address of one row.
 __device__ inline void stmatrix_x4(u32 address, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(address), "r"(a), "r"(b),
                "r"(c), "r"(d)
                : "memory");
 }
+
+/// Buffer and phase of the `count`th use of a ring. Readers wait for the parity; writers for the opposite one,
+/// which buffers that were never filled already have.
+template <int kBuffers>
+__device__ inline int buffer_of(int count) {
+  return count % kBuffers;
+}
+template <int kBuffers>
+__device__ inline u32 parity_of(int count) {
+  return count / kBuffers & 1;
+}
+
+/// Of the same value in every lane, in a register that all lanes share.
+__device__ inline int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
 }  // namespace bdcp::kernel

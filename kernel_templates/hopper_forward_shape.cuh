@@ -58,18 +58,4 @@ __device__ inline int blocks_of(const HopperTile& tile) {
   return static_cast<int>((static_cast<u32>(tile.k_end - tile.k_begin) + Config::kN - 1) / Config::kN);
 }
 
-/// Buffer and phase of the `count`th use of a ring. Readers wait for the parity; writers for the opposite one,
-/// which buffers that were never filled already have.
-template <int kBuffers>
-__device__ inline int buffer_of(int count) {
-  return count % kBuffers;
-}
-template <int kBuffers>
-__device__ inline u32 parity_of(int count) {
-  return count / kBuffers & 1;
-}
-
-/// Of the same value in every lane, in a register that all lanes share.
-__device__ inline int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
-
 }  // namespace bdcp::kernel

@@ -29,8 +29,6 @@ struct Options {
   bool deterministic = false, batch_invariant = false;
   /// dtype of remote dK/dV partials: f32, or the input's (exchange.grad_payload).
   bool payload_f32 = true;
-  /// attention.backend names a backend whose kernels have not run through the library on a GPU yet.
-  bool unproven = false;
   friend bool operator==(const Options&, const Options&) = default;
 };
 

@@ -77,6 +77,8 @@ void check_call(const CallShape& shape, const plan::RankPlan& plan, const Forwar
 
 void check_call(const CallShape& shape, const plan::RankPlan& plan, const BackwardCall& call,
                 bool payload_f32) {
+  require(shape.backward, ErrorCode::invalid_argument,
+          "backward of a shape that was prepared with backward = false");
   const std::int64_t hq = shape.heads_q, hk = shape.heads_kv, d = shape.head_dim, dv = shape.dim_v();
   const std::int64_t shared = plan.key_rows - plan.shared_begin;
   const DType payload = payload_f32 ? DType::f32 : shape.dtype;
@@ -102,6 +104,14 @@ void check_call(const CallShape& shape, const plan::RankPlan& plan, const Backwa
     check_tensor("remote_dv", call.remote_dv, {plan.remote_len, hk, dv, payload});
   }
   check_dropout(shape, call.dropout);
+}
+
+void check_workspace(const BufferView& workspace, std::size_t needed) {
+  require(workspace.bytes >= needed, ErrorCode::invalid_argument,
+          [&] { return fmt::format("backward workspace has {} bytes, needs {}", workspace.bytes, needed); });
+  require(reinterpret_cast<std::uintptr_t>(workspace.data) % 16 == 0, ErrorCode::invalid_argument, [&] {
+    return fmt::format("backward workspace starts at {}, which is not a multiple of 16", workspace.data);
+  });
 }
 
 void check_stream(const device::Device& device, Stream stream) {

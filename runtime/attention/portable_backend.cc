@@ -49,16 +49,6 @@ std::array<jit::KernelSpec, kKernels> make_specs(const CallShape& shape, const s
 
 int kernels_of(const CallShape& shape) { return shape.backward ? kKernels : kForward + 1; }
 
-/// Every row of the tensor starts on 16 bytes. Tensors without rows are never read.
-bool aligned_16(const ConstTensorView& view) {
-  if (view.tokens == 0 || !view.data) return true;
-  const std::int64_t unit = 16 / static_cast<std::int64_t>(size_of(view.dtype));
-  return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 && view.token_stride % unit == 0 &&
-         view.head_stride % unit == 0;
-}
-
-std::size_t padded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 class PortableAttention final : public PreparedAttention {
  public:
   PortableAttention(const CallShape& shape, const plan::RankPlan& plan, const Options& options,
@@ -82,7 +72,7 @@ class PortableAttention final : public PreparedAttention {
     });
     forward_ = portable_forward_config(shape, arch, short_docs);
     backward_ = portable_backward_config(shape, arch);
-    segments_ = DeviceList<kernel::Segment>(*context.tables, to_kernel_segments(plan));
+    segments_ = DeviceList<kernel::Segment>(*context.tables, to_kernel(plan.segments));
     // What tiles of queries read again, and tiles of keys read and add to.
     const std::int64_t dims = shape.head_dim + shape.dim_v(),
                        element = static_cast<std::int64_t>(size_of(shape.dtype));
@@ -139,16 +129,8 @@ class PortableAttention final : public PreparedAttention {
 
   void backward(const BackwardCall& call, Part part, Stream stream) const override {
     check_stream(*device_, stream);
-    require(shape_.backward, ErrorCode::invalid_argument,
-            "backward of a shape that was prepared with backward = false");
     check_call(shape_, plan_, call, options_.payload_f32);
-    require(call.workspace.bytes >= backward_workspace(), ErrorCode::invalid_argument, [&] {
-      return fmt::format("backward workspace has {} bytes, needs {}", call.workspace.bytes,
-                         backward_workspace());
-    });
-    require(reinterpret_cast<std::uintptr_t>(call.workspace.data) % 16 == 0, ErrorCode::invalid_argument, [&] {
-      return fmt::format("backward workspace starts at {}, which is not a multiple of 16", call.workspace.data);
-    });
+    check_workspace(call.workspace, backward_workspace());
     bool aligned = all_aligned(
         {call.q, call.k, call.v, call.remote_k, call.remote_v, call.out, call.dout, call.dq, call.dk, call.dv});
     if (!options_.payload_f32) aligned = all_aligned({call.remote_dk, call.remote_dv}) && aligned;
@@ -198,13 +180,6 @@ class PortableAttention final : public PreparedAttention {
  private:
   std::int64_t rows_in_cache(std::int64_t row_bytes) const {
     return plan::rows_in_cache(device_->facts().l2_bytes, row_bytes);
-  }
-
-  static std::vector<kernel::Segment> to_kernel_segments(const plan::RankPlan& plan) {
-    std::vector<kernel::Segment> segments;
-    segments.reserve(plan.segments.size());
-    for (const plan::Segment& s : plan.segments) segments.push_back({s.q_begin, s.q_end, s.k_begin, s.k_end});
-    return segments;
   }
 
   void launch_dq(const PortableBackwardArgs& of, bool aligned, Part part, Stream stream) const {

@@ -84,8 +84,6 @@ class ReferenceAttention final : public PreparedAttention {
 
   void backward(const BackwardCall& call, Part part, Stream stream) const override {
     check_stream(*device_, stream);
-    require(shape_.backward, ErrorCode::invalid_argument,
-            "backward of a shape that was prepared with backward = false");
     check_call(shape_, plan_, call, payload_f32_);
     require(call.workspace.bytes >= backward_workspace() &&
                 (call.workspace.data != nullptr || backward_workspace() == 0),

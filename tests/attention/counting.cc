@@ -109,8 +109,9 @@ void expect_counts(const CoveringCase& one, const Outputs& o) {
         ASSERT_NEAR(o.out.at(t, h, 0), n > 0 ? 1 : 0, 1e-3) << what();
         ASSERT_NEAR(o.out.at(t, h, 1), n > 0 ? places / count : 0, 4e-3) << what();
         if (n == 1 && o.dq.at(t, h, 0) == 0) continue;
-        ASSERT_NEAR(o.dq.at(t, h, 0), count, 0.4) << what();
-        ASSERT_NEAR(o.dq.at(t, h, 2), places, 0.4) << what();
+        // P may be rounded to 16 bits before dS is formed from it; a key too many or too few is 1 or more.
+        ASSERT_NEAR(o.dq.at(t, h, 0), count, 0.4 + count / 2048) << what();
+        ASSERT_NEAR(o.dq.at(t, h, 2), places, 0.4 + places / 2048) << what();
       }
     }
     for (std::int64_t j = 0; j < d.keys(); ++j) {

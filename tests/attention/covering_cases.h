@@ -37,8 +37,12 @@ Outputs run_covering(const attention::PreparedAttention& prepared, const Coverin
 
 /// The outputs of data_of(one, true) against the oracle.
 void expect_covering(const CoveringCase& one, const Expected& expected, const Outputs& outputs);
-/// No other document's bits differ from the clean run's (dQ only if `with_dq`, else it is compared with the
-/// oracle's limits), and the poisoned one has kept its NaN.
-void expect_isolated(const CoveringCase& one, const Outputs& clean, const Outputs& poisoned, bool with_dq);
+/// Which gradients are the same bits in two runs.
+struct SameBits {
+  bool dq = true, dk_dv = true;
+};
+/// No other document's bits differ from the clean run's (gradients as `bits` says, else by no more than sums in
+/// another order do), and the poisoned one has kept its NaN.
+void expect_isolated(const CoveringCase& one, const Outputs& clean, const Outputs& poisoned, SameBits bits);
 
 }  // namespace bdcp::test

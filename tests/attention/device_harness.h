@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/covering_cases.h"
 #include "attention/harness.h"
 
 namespace bdcp::test {
@@ -148,10 +149,8 @@ class GpuFixture : public ::testing::Test {
     if (!why.empty()) GTEST_SKIP() << "no NVRTC: " << why;
   }
   /// For calls with device tensors.
-  std::shared_ptr<const attention::PreparedAttention> prepare_on_device(const CallShape& shape,
-                                                                        const plan::RankPlan& plan,
-                                                                        attention::Options options = {}) {
-    options.unproven = true;
+  std::shared_ptr<const attention::PreparedAttention> prepare_on_device(
+      const CallShape& shape, const plan::RankPlan& plan, const attention::Options& options = {}) {
     const auto tables = pool_->make_tables();
     const auto note = [this](const Downgrade& downgrade) { downgrades_.emplace_back(downgrade.code); };
     auto prepared = backend_->prepare(shape, plan, options, {device_, cache_.get(), note, tables, counters_});
@@ -165,17 +164,15 @@ class GpuFixture : public ::testing::Test {
     return std::make_shared<OnDevice>(prepare_on_device(shape, plan, options), device_, offset_);
   }
   /// Why the backend does not take a call, or empty.
-  std::string refuses(const CallShape& shape, attention::Options options = {}) const {
-    options.unproven = true;
+  std::string refuses(const CallShape& shape, const attention::Options& options = {}) const {
     const plan::Verdict verdict = backend_->can(shape, attention::Target{&device_->facts()}, options);
     return verdict.ok ? std::string() : verdict.code;
   }
   /// Compiles whatever these may ask for, on all cores.
   void warm(const std::vector<std::pair<CallShape, attention::Options>>& calls) {
     std::vector<jit::KernelSpec> specs;
-    for (auto [shape, options] : calls) {
+    for (const auto& [shape, options] : calls) {
       if (!refuses(shape, options).empty()) continue;
-      options.unproven = true;
       for (auto& spec : backend_->required_kernels(shape, device_->facts().arch, true, options))
         specs.push_back(std::move(spec));
     }
@@ -204,6 +201,12 @@ inline std::vector<BackendKind> cuda_backends() {
     if (backend->kind() != BackendKind::host) kinds.push_back(backend->kind());
   return kinds;
 }
+/// Those on tensor cores.
+inline std::vector<BackendKind> fast_backends() {
+  std::vector<BackendKind> kinds = cuda_backends();
+  std::erase(kinds, BackendKind::reference);
+  return kinds;
+}
 inline std::string backend_name(const ::testing::TestParamInfo<BackendKind>& info) {
   return std::string(to_string(info.param));
 }
@@ -220,6 +223,12 @@ class BackendGpu : public GpuFixture, public ::testing::WithParamInterface<Backe
   bool reference() const { return GetParam() == BackendKind::reference; }
   /// Whether two runs give the same dQ.
   bool same_dq(const attention::Options& options) const { return options.deterministic || reference(); }
+  /// Which results of other documents keep their bits beside a poisoned one. Hopper's backward does tiles that
+  /// such a document shares again, document by document, which adds up in other groups.
+  SameBits same_bits_isolated(const attention::Options& options) const {
+    const bool again = GetParam() == BackendKind::hopper;
+    return {.dq = !again && same_dq(options), .dk_dv = !again};
+  }
 
  private:
   static std::unique_ptr<attention::Backend> find() {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "attention/harness.h"
-#include "attention/options.h"
+#include "attention/hopper_backward_config.h"
 
 namespace bdcp::test {
 namespace {
@@ -15,25 +15,9 @@ device::DeviceFacts facts_of(const char* arch) {
   return facts;
 }
 
-TEST(HopperBackend, RunsOnlyWhereItIsNamed) {
-  const auto hopper = attention::make_hopper_backend();
-  const CallShape shape = make_shape(8, 2, 128, DType::bf16);
-  const device::DeviceFacts facts = facts_of("sm_90a");
-  PolicyValues values;
-  const plan::Verdict verdict = hopper->can(shape, {&facts}, attention::options_of(values));
-  EXPECT_EQ(verdict.code, "unproven");
-  EXPECT_NE(verdict.text.find("attention.backend"), std::string::npos) << verdict.text;
-  EXPECT_TRUE(hopper->required_kernels(shape, "sm_90a", false, attention::options_of(values)).empty());
-  values.attention.backend = BackendKind::hopper;
-  const attention::Options named = attention::options_of(values);
-  EXPECT_TRUE(hopper->can(shape, {&facts}, named).ok);
-  EXPECT_FALSE(hopper->required_kernels(shape, "sm_90a", false, named).empty());
-}
-
 TEST(HopperBackend, RefusesByName) {
   const auto hopper = attention::make_hopper_backend();
-  attention::Options options;
-  options.unproven = true;
+  const attention::Options options;
   const device::DeviceFacts facts = facts_of("sm_90a"), older = facts_of("sm_80");
   const auto code = [&](const CallShape& shape) { return hopper->can(shape, {&facts}, options).code; };
   const CallShape shape = make_shape(8, 2, 128, DType::bf16);
@@ -46,6 +30,35 @@ TEST(HopperBackend, RefusesByName) {
   dropout.dropout_p = 0.5F;
   EXPECT_EQ(code(dropout), "dropout");
   EXPECT_EQ(code(shape), "");
+}
+
+// Its backward runs whatever its forward runs: no pair of head dims asks for more shared memory than there is.
+TEST(HopperBackend, BackwardFitsEveryPairOfHeadDims) {
+  const auto hopper = attention::make_hopper_backend();
+  const device::DeviceFacts facts = facts_of("sm_90a");
+  const attention::Options options;
+  for (int dim = 8; dim <= 256; dim += 8)
+    for (int dim_v = 8; dim_v <= 256; dim_v += 8) {
+      const CallShape shape = make_shape(4, 2, dim, DType::bf16, dim_v);
+      ASSERT_TRUE(hopper->can(shape, {&facts}, options).ok);
+      EXPECT_LE(attention::hopper_backward_smem(shape, attention::hopper_backward_config(shape)), 227 * 1024)
+          << dim << " " << dim_v;
+    }
+}
+
+TEST(HopperBackend, BackwardKernelsAreItsOwn) {
+  const auto hopper = attention::make_hopper_backend();
+  const attention::Options options;
+  CallShape shape = make_shape(8, 2, 128, DType::bf16);
+  const auto count = [&] {
+    int own = 0;
+    for (const jit::KernelSpec& spec : hopper->required_kernels(shape, "sm_90a", false, options))
+      own += spec.kernel.starts_with("hopper_backward");
+    return own;
+  };
+  EXPECT_EQ(count(), 3);
+  shape.backward = false;
+  EXPECT_EQ(count(), 0);
 }
 
 }  // namespace

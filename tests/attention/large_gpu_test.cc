@@ -30,12 +30,6 @@ class LargeGpu : public BackendGpu {
 /// What would take the reference kernels minutes.
 class LargeFastGpu : public LargeGpu {};
 
-std::vector<BackendKind> fast_backends() {
-  std::vector<BackendKind> kinds = cuda_backends();
-  std::erase(kinds, BackendKind::reference);
-  return kinds;
-}
-
 // The same documents over and over: what lies past 2^31 elements must equal what lies at the front.
 TEST_P(LargeFastGpu, RowsPastTwoToTheThirtyOneElements) {
   const CallShape shape = make_shape(64, 64, 128, DType::bf16);

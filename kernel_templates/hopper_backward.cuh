@@ -1,0 +1,75 @@
+// Backward on Hopper: wgmma fed by TMA, specialised warps, a persistent grid. sm_90a.
+//
+// Two warps load, two threads add dQ to its sums, two warpgroups of 64 keys each compute. A tile of K/V rows
+// stays, with its dK and dV in registers, and the query rows that see it pass in blocks of kM, one q head of
+// the K/V head after the other, in a fixed order: dK and dV are the same bits on every run. Scores are computed
+// transposed (keys x rows), so that P and dS go from accumulators to the operand of dV += P * dO and
+// dK += dS * Q without leaving the registers; dS also passes through shared memory for dQ = dS^T * K. S of the
+// next block is issued before dQ of this one leaves.
+//
+// Tiles are drawn from a counter, longest first. The results of a tile that several documents share are
+// checked; the loading warp brings a tile that is not finite again, one document at a time, once its slot is
+// free.
+//
+// Config: kBf16, kDim, kDimV (real head dims), kRatio (q heads per K/V head), kM rows per block, kN keys per
+// tile (64 where a head is wider than 128: hopper_backward_wide.cuh), kStages of Q, kStagesDo, kSlots tiles in
+// flight, kOrder (HopperBackwardOrder), kDescending (blocks from the last row on), kOrdered (tiles add dQ in
+// the order of their keys), kPayloadF32 (dtype of remote dK/dV), kSmem.
+#pragma once
+
+#include "hopper_backward_keys.cuh"
+#include "hopper_backward_wide.cuh"
+
+extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperBackwardShape::kThreads, 1)
+    hopper_backward(const __grid_constant__ bdcp::kernel::HopperBackwardArgs args) {
+  using namespace bdcp::kernel;
+  using Shape = HopperBackwardShape;
+  HopperBackwardShared& shared = hopper_shared();
+  if (threadIdx.x == 0) {
+    constexpr int kWarps = 8;  // that compute
+    const auto init = [](const u64* barrier, int arrivals) { barrier_init(smem_address(barrier), arrivals); };
+    for (int i = 0; i < Config::kSlots; ++i) {
+      init(&shared.tile_full[i], 33);  // and each lane's copies
+      init(&shared.slot_empty[i], kWarps + 3);
+      shared.slots[i].again = 0;
+    }
+    for (int i = 0; i < Config::kStages; ++i) {
+      init(&shared.q_full[i], 33);  // the loads, and each lane's LSE and delta
+      init(&shared.q_empty[i], kWarps);
+    }
+    for (int i = 0; i < Config::kStagesDo; ++i) {
+      init(&shared.do_full[i], 1);
+      init(&shared.do_empty[i], kWarps);
+    }
+    init(&shared.k_full, 1);
+    init(&shared.k_empty, kWarps);
+    init(&shared.v_full, 1);
+    init(&shared.v_empty, kWarps);
+    for (int i = 0; i < 2; ++i) {
+      init(&shared.dq_full[i], kWarps / 2);
+      init(&shared.dq_empty[i], 1);
+    }
+    shared.again_count = 0;
+    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+    prefetch_map(args.q);
+    prefetch_map(args.dout);
+    prefetch_map(args.k);
+    prefetch_map(args.v);
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    fewer_registers<Shape::kProducerRegisters>();
+    if (threadIdx.x < 32)
+      HopperKeyProducer(args).run();
+    else if (threadIdx.x < 64)
+      HopperRowProducer(args).run();
+    else if (threadIdx.x == 64 || threadIdx.x == 96)
+      hopper_add_dq(args, static_cast<int>(threadIdx.x) / 32 - 2);
+  } else {
+    more_registers<Shape::kConsumerRegisters>();
+    if constexpr (Shape::kWide)
+      HopperWideConsumer::run(args);
+    else
+      HopperKeyConsumer(args).run();
+  }
+}

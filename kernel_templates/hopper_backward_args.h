@@ -1,0 +1,72 @@
+// PODs of the Hopper backward, shared by host and device. NVRTC-clean.
+#pragma once
+
+#include "hopper_args.h"
+#include "portable_args.h"
+
+namespace bdcp::kernel {
+
+/// Key positions [k_begin, k_end), at most Config::kN, and the query rows [q_begin, q_end) that see any of
+/// them. Rows in [full_begin, full_end) see every key of a full tile.
+struct HopperKeyTile {
+  int k_begin, k_end, q_begin, q_end, full_begin, full_end;
+  int seg_begin, seg_end;  ///< the documents; none: keys past the last one
+  int rows_at;             ///< several documents: who sees key i is key_rows[rows_at + i - k_begin]
+  /// The block of dQ sums of rows [q_begin, q_begin + Config::kM); negative: all keys of these rows are in this
+  /// tile, so that their dQ is complete here.
+  int sum_block;
+  int index;  ///< among the tiles of its document: as many tiles add to its rows before it
+  int reserved[5];
+};
+
+/// The rows [first, end) that see a key. `steep`: the first of those that sees another key too; a row with a
+/// single key has a constant softmax, and its dS is zero rather than a rounding error.
+struct alignas(16) HopperKeyRows {
+  int first, end, steep, reserved;
+};
+
+/// Query rows [begin, end) that one CTA of the row kernels serves: a block of dQ sums where sum_block >= 0.
+struct HopperRows {
+  int begin, end;
+  int kind;  ///< PortableRowKind
+  int sum_block;
+};
+
+/// Maps are {dim, tile, rows + tile, heads} with the base one tile before row 0, as the forward's K map; a tile
+/// of K and V has Config::kN rows, of Q and dO Config::kM.
+struct HopperBackwardArgs {
+  TensorMap q, dout, k, v, remote_k, remote_v;
+  Tensor k_rows, v_rows, remote_k_rows, remote_v_rows;  ///< the same, for the tile across the border
+  Tensor dq;
+  PortableKeyGradient dk, dv;
+  const float *lse, *delta;  ///< [heads_q, rows]: LSE * log2(e) and rowsum(dO * O)
+  /// f32 [block, heads_q, warpgroup, 4 columns, thread, 4] as accumulators stand; see hopper_backward_round.
+  float* dq_sum;
+  int* added;   ///< [block, heads_q, warpgroup]: tiles that have added to dq_sum, counted if Config::kOrdered
+  int* ticket;  ///< the next item
+  i64 rows;
+  const HopperKeyTile* tiles;
+  const HopperKeyRows* key_rows;
+  const Segment* segments;
+  int item_count;  ///< below 2^30: tiles * heads_kv. Item i is tile i / heads_kv, K/V head i % heads_kv.
+  int heads_q, heads_kv;
+  int remote_len, shared_begin;
+  float scale, scale_log2;
+};
+
+struct HopperRowsArgs {
+  Tensor out, dout, dq;
+  const float* lse;
+  i64 lse_stride;
+  float *lse_log2, *delta;  ///< as HopperBackwardArgs has them
+  float* dq_sum;
+  int* added;
+  int* ticket;
+  i64 rows;
+  const HopperRows* chunks;
+  int chunk_count;
+  int heads_q;
+  float scale;
+};
+
+}  // namespace bdcp::kernel

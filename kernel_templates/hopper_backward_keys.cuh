@@ -1,0 +1,182 @@
+// The warpgroups of hopper_backward that compute: 64 keys each.
+#pragma once
+
+#include "hopper_backward_work.cuh"
+
+namespace bdcp::kernel {
+
+/// Config::kOrder. kGradientsFirst: dS is formed from P in fp32, before dV += P * dO is issued. kProductsFirst:
+/// under that product, from P as rounded.
+enum HopperBackwardOrder { kGradientsFirst = 0, kProductsFirst = 1 };
+
+/// One warpgroup's keys.
+struct HopperKeyConsumer : HopperKeyWork {
+  float dk[Shape::kColumns / 2], dv[Shape::kColumnsV / 2];
+
+  __device__ explicit HopperKeyConsumer(const HopperBackwardArgs& a) : HopperKeyWork(a, warpgroup_index()) {}
+
+  /// s = K * Q^T, issued.
+  __device__ void multiply_scores(float (&s)[kM / 2], int use) const {
+    const u64 a = descriptor(k_address() + warpgroup * 64 * 128, 0),
+              b = descriptor(q_address(buffer_of<Config::kStages>(use)), 0);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < Shape::kSteps; ++k)
+      Wgmma<kM>::template from_shared<Config::kBf16, 0, 0>(s, a + (k / 4 * Shape::kPanelN + k % 4 * 32) / 16,
+                                                           b + (k / 4 * Shape::kPanelM + k % 4 * 32) / 16,
+                                                           k > 0);
+    wgmma_commit();
+  }
+  /// dp = V * dO^T, issued.
+  __device__ void multiply_dp(float (&dp)[kM / 2]) const {
+    const u64 a = descriptor(v_address() + warpgroup * 64 * 128, 0),
+              b = descriptor(do_address(buffer_of<Config::kStagesDo>(used)), 0);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < Shape::kStepsV; ++k)
+      Wgmma<kM>::template from_shared<Config::kBf16, 0, 0>(dp, a + (k / 4 * Shape::kPanelN + k % 4 * 32) / 16,
+                                                           b + (k / 4 * Shape::kPanelM + k % 4 * 32) / 16,
+                                                           k > 0);
+    wgmma_commit();
+  }
+  /// This warpgroup's part of dQ = dS * K, issued.
+  __device__ void multiply_dq(float (&dq)[Shape::kDqColumns / 2]) const {
+    const int part = Shape::kSplitRows     ? 0
+                     : Shape::kPanels == 2 ? warpgroup * Shape::kPanelN
+                                           : warpgroup * Shape::kDqColumns * 2;
+    const u64 a = descriptor(ds_address(used & 1) + (Shape::kSplitRows ? warpgroup * Shape::kPanelN : 0), 0),
+              b = descriptor(k_address() + part, 0);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kN / 16; ++k)
+      Wgmma<Shape::kDqColumns>::template from_shared<Config::kBf16, 1, 1>(dq, a + k * 2048 / 16,
+                                                                          b + k * 2048 / 16, k > 0);
+    wgmma_commit();
+  }
+
+  /// dQ of a block leaves: to its rows where it is complete, else to shared memory, from where it is added.
+  __device__ void leave(const float (&dq)[Shape::kDqColumns / 2], int row, int head) {
+    HopperBackwardShared& shared = hopper_shared();
+    if (tile().sum_block < 0) {
+      store_dq(args.dq, dq, args.scale, warpgroup, head, row, tile().q_end);
+      if (several() && any_non_finite(dq)) slot().again = 1;  // rows past the end are zeros or as bad as others
+      return;
+    }
+    barrier_wait(smem_address(&shared.dq_empty[warpgroup]), (added & 1) ^ 1);
+    const u32 target = dq_address(warpgroup) + threadIdx.x % 128 * 16;
+#pragma unroll
+    for (int i = 0; i < Shape::kDqColumns / 8; ++i)
+      asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"r"(target + i * 2048), "f"(dq[4 * i]),
+                   "f"(dq[4 * i + 1]), "f"(dq[4 * i + 2]), "f"(dq[4 * i + 3])
+                   : "memory");
+    fence_async_proxy();
+    __syncwarp();
+    release(&shared.dq_full[warpgroup]);
+    ++added;
+  }
+
+  /// One block of rows, whose S is there. kMore: that of the next block is issued too, so that the tensor cores
+  /// have work while this warpgroup does not.
+  template <bool kMore>
+  __device__ void step(float (&s)[kM / 2], int row, int head) {
+    HopperBackwardShared& shared = hopper_shared();
+    float dp[kM / 2], dq[Shape::kDqColumns / 2];
+    u32 p[kM / 4], ds[kM / 4];
+    const bool masked = row < tile().full_begin || row + kM > tile().full_end;
+    await<Config::kStagesDo>(shared.do_full, used);
+    multiply_dp(dp);
+    exponentials(s);
+    if (masked) hide<false>(s, row);
+    if constexpr (Config::kOrder == kGradientsFirst) {
+      wgmma_wait<0>();
+      pin_registers(dp);
+      gradients(dp, s);
+    } else {
+      pack(p, s);
+      start_dv(p);
+      wgmma_wait<1>();
+      pin_registers(dp);
+      gradients(dp, p);
+    }
+    if constexpr (!kMore) release(&shared.v_empty);
+    if (masked) hide<true>(dp, row);
+    pack(ds, dp);
+    if constexpr (Config::kOrder == kGradientsFirst) {
+      pack(p, s);
+      start_dv(p);
+    }
+    share(ds);
+    fence_async_proxy();
+    named_barrier(kBarrierDs, 256);
+    pin_registers(dk);
+    pin_registers(ds);
+    multiply_dq(dq);
+    multiply_rows<Shape::kColumns>(dk, ds, q_address(buffer_of<Config::kStages>(used)));
+    wgmma_wait<2>();
+    pin_registers(dv);
+    pin_registers(p);
+    release(&shared.do_empty[buffer_of<Config::kStagesDo>(used)]);
+    if constexpr (kMore) {
+      await<Config::kStages>(hopper_shared().q_full, used + 1);
+      multiply_scores(s, used + 1);
+    }
+    wgmma_wait<kMore ? 2 : 1>();
+    pin_registers(dq);
+    leave(dq, row, head);
+    // S in flight over the end of the loop would be copied, and everything serialised.
+    wgmma_wait<0>();
+    pin_registers(s);
+    pin_registers(dk);
+    pin_registers(ds);
+    release(&shared.q_empty[buffer_of<Config::kStages>(used)]);
+    if constexpr (!kMore) release(&shared.k_empty);
+    ++used;
+  }
+  __device__ void start_dv(u32 (&p)[kM / 4]) {
+    pin_registers(dv);
+    pin_registers(p);
+    multiply_rows<Shape::kColumnsV>(dv, p, do_address(buffer_of<Config::kStagesDo>(used)));
+  }
+
+  /// All q heads and row blocks of the tile.
+  __device__ void walk() {
+    HopperBackwardShared& shared = hopper_shared();
+    float s[kM / 2];
+    HopperWalk at(blocks_of(tile()), slot().head);
+    at.left = uniform(at.left);
+#pragma unroll
+    for (int i = 0; i < Shape::kColumns / 2; ++i) dk[i] = 0.f;
+#pragma unroll
+    for (int i = 0; i < Shape::kColumnsV / 2; ++i) dv[i] = 0.f;
+    if (at.left <= 0) return;
+    await<Config::kStages>(shared.q_full, used);
+    barrier_wait(smem_address(&shared.k_full), slot().phase);
+    if (across()) copy_across();
+    multiply_scores(s, used);
+    barrier_wait(smem_address(&shared.v_full), slot().phase);
+    wgmma_wait<0>();
+    pin_registers(s);
+#pragma unroll 1
+    for (; at.left > 1; at.next(blocks_of(tile()))) step<true>(s, tile().q_begin + at.block * kM, at.head);
+    step<false>(s, tile().q_begin + at.block * kM, at.head);
+  }
+
+  __device__ void run() {
+    HopperBackwardShared& shared = hopper_shared();
+#pragma unroll 1
+    for (;; ++round) {
+      const int buffer = buffer_of<Config::kSlots>(round);
+      barrier_wait(smem_address(&shared.tile_full[buffer]), parity_of<Config::kSlots>(round));
+      if (uniform(slot().head) < 0) return;
+      walk();
+      if (!must_repeat(any_non_finite(dk) || any_non_finite(dv))) {
+        store_one<Config::kDim, Shape::kColumns>(args.dk, dk, args.scale);
+        store_one<Config::kDimV, Shape::kColumnsV>(args.dv, dv, 1.f);
+      }
+      __syncwarp();
+      release(&shared.slot_empty[buffer]);
+    }
+  }
+};
+
+}  // namespace bdcp::kernel

@@ -1,0 +1,155 @@
+#include "attention/hopper_backward.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numbers>
+
+#include "attention/call_checks.h"
+#include "attention/hopper_backward_work.h"
+#include "attention/hopper_maps.h"
+#include "attention/kernel_tensor.h"
+#include "base/check.h"
+#include "plan/document_groups.h"
+
+namespace bdcp::attention {
+namespace {
+
+constexpr unsigned kRowThreads = 256;
+constexpr int kRowShares = 8;  // CTAs per chunk of rows, each with its share of the heads
+
+}  // namespace
+
+std::vector<jit::KernelSpec> hopper_backward_specs(const CallShape& shape, const std::string& arch,
+                                                   const Options& options) {
+  return {hopper_backward_rows_spec("hopper_backward_delta", shape, arch),
+          hopper_backward_spec(shape, arch, options),
+          hopper_backward_rows_spec("hopper_backward_round", shape, arch)};
+}
+
+HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& plan, const Options& options,
+                               const PrepareContext& context, std::span<const PreparedKernel> kernels)
+    : shape_(shape),
+      plan_(plan),
+      payload_f32_(options.payload_f32),
+      device_(context.device),
+      config_(hopper_backward_config(shape)),
+      kernels_(kernels) {
+  // What tiles of keys read and add to: Q, dO and the sums of dQ.
+  const std::int64_t element = static_cast<std::int64_t>(size_of(shape.dtype)),
+                     row_bytes =
+                         shape.heads_q * ((shape.head_dim + shape.dim_v()) * element + shape.head_dim * 4);
+  const HopperBackwardWork work =
+      make_hopper_backward_work(plan, config_.rows, config_.keys, !options.batch_invariant,
+                                plan::rows_in_cache(device_->facts().l2_bytes, row_bytes));
+  require(work.tiles.items.size() * static_cast<std::size_t>(shape.heads_kv) < (std::size_t{1} << 30),
+          ErrorCode::unsupported, [&] {
+            return fmt::format("{} key tiles of {} heads; the kernel counts up to 2^30 items",
+                               work.tiles.items.size(), shape.heads_kv);
+          });
+  sum_blocks_ = work.sum_blocks;
+  device::Tables& tables = *context.tables;
+  tiles_ = DeviceList<kernel::HopperKeyTile>(tables, work.tiles.items, work.tiles.local_count);
+  key_rows_ = DeviceList<kernel::HopperKeyRows>(tables, work.key_rows);
+  chunks_ = DeviceList<kernel::HopperRows>(tables, work.chunks.items, work.chunks.local_count);
+  segments_ = DeviceList<kernel::Segment>(tables, to_kernel(work.segments));
+}
+
+std::size_t HopperBackward::values() const {
+  return padded(static_cast<std::size_t>(plan_.rows) * static_cast<std::size_t>(shape_.heads_q) *
+                sizeof(float));
+}
+std::size_t HopperBackward::sums() const {
+  return padded(sum_blocks_ * static_cast<std::size_t>(shape_.heads_q) * hopper_dq_sums(shape_, config_) *
+                sizeof(float));
+}
+std::size_t HopperBackward::counters() const {
+  return padded((sum_blocks_ * static_cast<std::size_t>(shape_.heads_q) * 2 + 1) * sizeof(int));
+}
+std::size_t HopperBackward::workspace() const { return 2 * values() + sums() + counters(); }
+
+bool HopperBackward::takes(const BackwardCall& call) const {
+  for (const ConstTensorView& view : {call.q, call.k, call.v, call.remote_k, call.remote_v, call.dout})
+    if (!fits_tma(view)) return false;
+  for (const ConstTensorView& view :
+       {call.out, ConstTensorView(call.dq), ConstTensorView(call.dk), ConstTensorView(call.dv)})
+    if (!aligned_16(view)) return false;
+  return payload_f32_ || (aligned_16(call.remote_dk) && aligned_16(call.remote_dv));
+}
+
+kernel::HopperRowsArgs HopperBackward::rows_args(const BackwardCall& call, Part part) const {
+  auto* at = static_cast<std::byte*>(call.workspace.data);
+  kernel::HopperRowsArgs args{};
+  args.out = to_kernel(call.out);
+  args.dout = to_kernel(call.dout);
+  args.dq = to_kernel(call.dq);
+  args.lse = call.lse.data;
+  args.lse_stride = call.lse.head_stride;
+  args.lse_log2 = reinterpret_cast<float*>(at);
+  args.delta = reinterpret_cast<float*>(at + values());
+  args.dq_sum = reinterpret_cast<float*>(at + 2 * values());
+  args.ticket = reinterpret_cast<int*>(at + 2 * values() + sums());
+  args.added = args.ticket + 1;
+  args.rows = plan_.rows;
+  args.chunks = chunks_.part(part);
+  args.chunk_count = static_cast<int>(chunks_.size(part));
+  args.heads_q = shape_.heads_q;
+  args.scale = static_cast<float>(shape_.softmax_scale());
+  return args;
+}
+
+void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) const {
+  check_workspace(call.workspace, workspace());
+  const std::size_t items = tiles_.size(part) * static_cast<std::size_t>(shape_.heads_kv);
+  kernel::HopperRowsArgs rows = rows_args(call, part);
+  const auto shares = static_cast<std::size_t>(std::min(kRowShares, shape_.heads_q));
+  const auto chunks = static_cast<std::size_t>(rows.chunk_count);
+  // Also without rows: it resets the counter of items.
+  if (items > 0 || chunks > 0)
+    launch_one(kDelta, std::max<std::size_t>(chunks, 1), shares, kRowThreads, &rows, stream);
+  if (items > 0) {
+    kernel::HopperBackwardArgs args{};
+    // There are keys, or there would be no items.
+    const kernel::TensorMap none{};
+    encode_keys(*device_, call.k, call.remote_k, config_.keys, none, args.k, args.remote_k);
+    encode_keys(*device_, call.v, call.remote_v, config_.keys, none, args.v, args.remote_v);
+    encode_rows(*device_, call.q, config_.rows, args.k, args.q);
+    encode_rows(*device_, call.dout, config_.rows, args.k, args.dout);
+    args.k_rows = to_kernel(call.k);
+    args.v_rows = to_kernel(call.v);
+    args.remote_k_rows = to_kernel(call.remote_k);
+    args.remote_v_rows = to_kernel(call.remote_v);
+    args.dq = rows.dq;
+    args.dk = {to_kernel(call.dk), to_kernel(call.shared_dk), to_kernel(call.remote_dk)};
+    args.dv = {to_kernel(call.dv), to_kernel(call.shared_dv), to_kernel(call.remote_dv)};
+    args.lse = rows.lse_log2;
+    args.delta = rows.delta;
+    args.dq_sum = rows.dq_sum;
+    args.added = rows.added;
+    args.ticket = rows.ticket;
+    args.rows = plan_.rows;
+    args.tiles = tiles_.part(part);
+    args.key_rows = key_rows_.data();
+    args.segments = segments_.data();
+    args.item_count = static_cast<int>(items);
+    args.heads_q = shape_.heads_q;
+    args.heads_kv = shape_.heads_kv;
+    args.remote_len = static_cast<int>(plan_.remote_len);
+    args.shared_begin = static_cast<int>(plan_.shared_begin);
+    args.scale = rows.scale;
+    args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
+    launch_one(kMain, std::min(items, static_cast<std::size_t>(device_->facts().sm_count)), 1,
+               static_cast<unsigned>(config_.threads()), &args, stream);
+  }
+  if (sum_blocks_ > 0 && chunks > 0) launch_one(kRound, chunks, shares, kRowThreads, &rows, stream);
+}
+
+void HopperBackward::launch_one(Kernel which, std::size_t x, std::size_t y, unsigned threads, void* args,
+                                Stream stream) const {
+  void* parameters[] = {args};
+  device_->launch(*kernels_[which].loaded, {static_cast<unsigned>(x), static_cast<unsigned>(y), 1},
+                  {threads, 1, 1}, static_cast<unsigned>(kernels_[which].compiled->spec.dynamic_smem),
+                  stream.handle, parameters);
+}
+
+}  // namespace bdcp::attention

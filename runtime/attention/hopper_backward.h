@@ -1,0 +1,56 @@
+// The backward of the Hopper backend: its kernels and work lists for one shape and one rank plan.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/backend.h"
+#include "attention/device_list.h"
+#include "attention/hopper_backward_config.h"
+#include "attention/prepared_kernels.h"
+#include "kernel_templates/hopper_backward_args.h"
+
+namespace bdcp::attention {
+
+/// All kernels of the backward, in the order HopperBackward takes them.
+std::vector<jit::KernelSpec> hopper_backward_specs(const CallShape& shape, const std::string& arch,
+                                                   const Options& options);
+
+/// Immutable; safe for concurrent calls with distinct workspaces.
+class HopperBackward {
+ public:
+  /// `kernels`: of hopper_backward_specs; they outlive this.
+  HopperBackward(const CallShape& shape, const plan::RankPlan& plan, const Options& options,
+                 const PrepareContext& context, std::span<const PreparedKernel> kernels);
+
+  std::size_t workspace() const;
+  /// Whether the call's tensors are such that TMA and 16-byte accesses can take them.
+  bool takes(const BackwardCall& call) const;
+  /// A call of this shape and plan that takes() accepts, on a stream that may use the tables.
+  void launch(const BackwardCall& call, Part part, Stream stream) const;
+
+ private:
+  enum Kernel { kDelta, kMain, kRound };
+  std::size_t values() const;  ///< bytes of LSE, or delta, of all rows
+  std::size_t sums() const;
+  std::size_t counters() const;
+  kernel::HopperRowsArgs rows_args(const BackwardCall& call, Part part) const;
+  void launch_one(Kernel which, std::size_t x, std::size_t y, unsigned threads, void* args,
+                  Stream stream) const;
+
+  CallShape shape_;
+  plan::RankPlan plan_;
+  bool payload_f32_;
+  std::shared_ptr<device::Device> device_;
+  HopperBackwardConfig config_;
+  std::span<const PreparedKernel> kernels_;
+  DeviceList<kernel::HopperKeyTile> tiles_;
+  DeviceList<kernel::HopperKeyRows> key_rows_;
+  DeviceList<kernel::HopperRows> chunks_;
+  DeviceList<kernel::Segment> segments_;
+  std::size_t sum_blocks_ = 0;
+};
+
+}  // namespace bdcp::attention

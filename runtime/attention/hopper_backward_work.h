@@ -1,0 +1,29 @@
+// The work list of the Hopper backward. Pure.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "attention/portable_work.h"
+#include "kernel_templates/hopper_backward_args.h"
+#include "plan/plan.h"
+
+namespace bdcp::attention {
+
+struct HopperBackwardWork {
+  /// Every key position of the rank, padding and remote rows included, in exactly one tile; in each part by
+  /// groups of documents and longest first, those of one document in the order of their keys.
+  PartList<kernel::HopperKeyTile> tiles;
+  std::vector<kernel::HopperKeyRows> key_rows;  ///< of shared tiles
+  std::vector<plan::Segment> segments;          ///< the plan's, without rows that see no key
+  /// Every query row, padding included, in exactly one chunk.
+  PartList<kernel::HopperRows> chunks;
+  std::size_t sum_blocks = 0;  ///< blocks of dQ sums
+};
+
+/// Blocks of `rows` query rows, tiles of up to `keys` keys; whole segments of so many keys share a tile if
+/// `share`. `group_rows`: see plan::group_documents.
+HopperBackwardWork make_hopper_backward_work(const plan::RankPlan& plan, int rows, int keys, bool share,
+                                             std::int64_t group_rows = 0);
+
+}  // namespace bdcp::attention
