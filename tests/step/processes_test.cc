@@ -38,6 +38,7 @@ struct Folder {
 /// Each of these ranks ended with this error, in one line.
 void expect_error(Job& job, const std::vector<int>& ranks, const std::string& code, int origin,
                   const std::vector<std::string>& words) {
+  EXPECT_THAT(job.all_text(), Not(HasSubstr("Sanitizer")));
   for (const int rank : ranks) {
     const std::string& text = job[rank].text;
     const std::size_t at = text.find("error ");
@@ -64,9 +65,9 @@ TEST(Processes, ResultsAreTheOraclesAndThoseOfThreadsBitForBit) {
       EXPECT_THAT(job[0].text, HasSubstr(std::string("path ") + path)) << job.all_text();
       const std::string policy =
           "{\"attention\": {\"backend\": \"host\"}, \"exchange\": {\"path\": \"" + std::string(path) + "\"}}";
+      const Runtime runtime = quiet_runtime(policy);
       std::vector<std::string> errors = on_ranks(world, [&](int rank, Communicator comm) {
-        const Step step =
-            quiet_runtime(policy).begin_step(layout, kParityShape, comm, {.device = StepOptions::device_host});
+        const Step step = runtime.begin_step(layout, kParityShape, comm, {.device = StepOptions::device_host});
         RankRun run(step, kParityShape, inputs, rank);
         run.forward(step);
         run.backward(step);
