@@ -142,15 +142,18 @@ struct BackwardTile {
   template <int kDim, int kPad, int kPitch>
   __device__ void load_block(u32 smem, const Tensor& tensor, int head, int block) const {
     using Copy = RowCopy<Shape::kThreads, kDim, kPad, kPitch>;
-    static_assert(kM % Copy::kStep == 0, "threads do not cover the block evenly");
+    constexpr int kPasses = (kM + Copy::kStep - 1) / Copy::kStep;
+    constexpr bool kEven = kM % Copy::kStep == 0;  // else some threads have a row less
     const int t = formed_again(thread), chunk = Copy::chunk(t), first = block + Copy::row(t);
     const u16* source = static_cast<const u16*>(tensor.data) + head * tensor.head_stride + chunk * 8 +
                         first * tensor.row_stride;
     const int begin = shared.rows.x, end = shared.rows.y;
-#pragma unroll
-    for (int i = 0; i < kM / Copy::kStep; ++i, source += Copy::kStep * tensor.row_stride)
-      Copy::copy(smem, Copy::row(t) + i * Copy::kStep, chunk, source,
-                 first + i * Copy::kStep >= begin && first + i * Copy::kStep < end);
+    constexpr int kUnroll = Config::kAligned ? kPasses : 1;  // rows that go through registers take them
+#pragma unroll kUnroll
+    for (int i = 0; i < kPasses; ++i, source += Copy::kStep * tensor.row_stride)
+      if (kEven || Copy::row(t) + i * Copy::kStep < kM)
+        Copy::copy(smem, Copy::row(t) + i * Copy::kStep, chunk, source,
+                   first + i * Copy::kStep >= begin && first + i * Copy::kStep < end);
   }
 
   __device__ void load_dout(int stage, int head, int block) const {
@@ -387,18 +390,11 @@ struct BackwardTile {
 
   /// All q heads and row blocks of the tile, in order, for its segments [seg_begin, seg_end).
   __device__ void walk(int seg_begin, int seg_end) {
-#pragma unroll
-    for (int kt = 0; kt < kKt; ++kt)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int n = 0; n < Shape::kDimPad / 16; ++n) dk[kt][n][i] = 0.f;
-#pragma unroll
-        for (int n = 0; n < Shape::kDimVPad / 16; ++n) dv[kt][n][i] = 0.f;
-      }
+    clear(dk);
+    clear(dv);
     bad = false;
-    const int blocks = (shared.tile.q_end - shared.tile.q_begin + kM - 1) / kM;
-    if (blocks <= 0) return;
+    const int rows = shared.tile.q_end - shared.tile.q_begin, blocks = rows <= 0 ? 0 : (rows - 1) / kM + 1;
+    if (blocks == 0) return;
     load_keys<Config::kDim, Shape::kDimPad, Shape::kPitchK>(smem_k, args.k, args.remote_k);
     load_keys<Config::kDimV, Shape::kDimVPad, Shape::kPitchV>(smem_v, args.v, args.remote_v);
     int head = shared.kv_head * Config::kRatio, block = shared.tile.q_begin;
@@ -409,13 +405,10 @@ struct BackwardTile {
 #pragma unroll 1
     for (int left = blocks * Config::kRatio; left > 0; --left, ++turn) {
       const int stage = turn % 2;
-      int next_head = head, next_block = block + kM;
-      if (next_block >= shared.tile.q_end) {
-        next_block = shared.tile.q_begin;
-        ++next_head;
-      }
+      const bool wraps = shared.tile.q_end - block <= kM;  // differences: a sum of positions may pass 2^31
+      const int next_head = head + wraps, next_block = wraps ? shared.tile.q_begin : block + kM;
       barrier_wait(landed(stage), turn / 2 % 2);
-      block_scores(stage, block, block < shared.tile.full_begin || block + kM > shared.tile.full_end, [&] {
+      block_scores(stage, block, block < shared.tile.full_begin || shared.tile.full_end - block < kM, [&] {
         if (left < blocks * Config::kRatio) barrier_wait(done(), (turn + 1) % 2);  // of the block before
         if (left > 1) load_rows(stage ^ 1, next_head, next_block);
       });

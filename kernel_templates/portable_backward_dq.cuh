@@ -10,6 +10,7 @@
 
 #include "portable_args.h"
 #include "portable_common.cuh"
+#include "portable_mma.cuh"
 #include "portable_row_tile.cuh"
 #include "portable_rows.cuh"
 
@@ -94,12 +95,7 @@ struct DqTile : RowTile<PortableDqArgs> {
   /// dS of the warp's rows and a block of keys.
   __device__ void block_scores(float (&ds)[kMt][kN / 8][4], int stage, int block, bool masked) const {
     float p[kMt][kN / 8][4];
-#pragma unroll
-    for (int mt = 0; mt < kMt; ++mt)
-#pragma unroll
-      for (int n = 0; n < kN / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) p[mt][n][i] = 0.f;
+    clear(p);
     multiply<Shape::kDimPad, Shape::kPitchK>(p, smem_q(), smem_k(stage));
     const int lane = DqTile::lane(), warp = DqTile::warp();
 #pragma unroll
@@ -164,37 +160,29 @@ struct DqTile : RowTile<PortableDqArgs> {
       }
   }
 
-  /// All of the tile's blocks, right to left. Needs the rows' loads issued (uncommitted is fine).
+  /// All of the tile's blocks, right to left. Needs the rows' loads issued.
   __device__ void walk() {
-#pragma unroll
-    for (int mt = 0; mt < kMt; ++mt)
-#pragma unroll
-      for (int n = 0; n < Shape::kDimPad / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) dq[mt][n][i] = 0.f;
-    const int blocks = (shared().tile.k_end - shared().tile.k_begin + kN - 1) / kN;
-    if (blocks <= 0) return;
+    clear(dq);
+    const int blocks = RowTile::blocks();
+    if (blocks == 0) return;
     load_k(0, shared().tile.k_begin + (blocks - 1) * kN);
     load_v(0, shared().tile.k_begin + (blocks - 1) * kN);
-    cp_async_commit();
     int stage = 0;
 #pragma unroll 1
     for (int block = shared().tile.k_begin + (blocks - 1) * kN; block >= shared().tile.k_begin;
          block -= kN, stage ^= 1) {
-      cp_async_wait<0>();
+      cp_async_wait_all();
       __syncthreads();  // this block has arrived, and every warp is done with the buffers that are filled next
       const bool more = block > shared().tile.k_begin;
       if (more) {
         load_k(stage ^ 1, block - kN);
         if constexpr (Config::kStagesV == 2) load_v(stage ^ 1, block - kN);
       }
-      cp_async_commit();
-      const int2 mine = shared().needed[warp()];
-      const bool sees = block < mine.y && block + kN > mine.x;  // else none of this warp's rows sees a key here
+      const bool sees = is_needed(block);
       u32 a[kMt][kN / 16][4];
       if (sees) {
         float ds[kMt][kN / 8][4];
-        block_scores(ds, stage, block, block < shared().tile.full_begin || block + kN > shared().tile.full_end);
+        block_scores(ds, stage, block, is_masked(block));
 #pragma unroll
         for (int mt = 0; mt < kMt; ++mt)
 #pragma unroll
@@ -207,7 +195,6 @@ struct DqTile : RowTile<PortableDqArgs> {
       if constexpr (Config::kStagesV == 1) {
         __syncthreads();  // every warp is done with V
         if (more) load_v(0, block - kN);
-        cp_async_commit();
       }
       if (sees) accumulate(a, smem_k(stage));
     }

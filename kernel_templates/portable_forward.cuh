@@ -199,22 +199,18 @@ struct ForwardTile : RowTile<PortableForwardArgs> {
         });
   }
 
-  /// All of the tile's blocks, right to left. Needs Q's loads issued (uncommitted is fine).
+  /// All of the tile's blocks, right to left. Needs Q's loads issued.
   __device__ void walk() {
+    clear(out);
 #pragma unroll
-    for (int mt = 0; mt < kMt; ++mt) {
-#pragma unroll
-      for (int n = 0; n < Shape::kDimVPad / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out[mt][n][i] = 0.f;
+    for (int mt = 0; mt < kMt; ++mt)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         row_max[mt][half] = negative_infinity();
         row_sum(mt, half) = 0.f;
       }
-    }
-    const int blocks = (shared().tile.k_end - shared().tile.k_begin + kN - 1) / kN;
-    if (blocks <= 0) return;
+    const int blocks = RowTile::blocks();
+    if (blocks == 0) return;
     load_block(0, shared().tile.k_begin + (blocks - 1) * kN);
     if constexpr (kSplit) {
       int turn = 0;
@@ -247,13 +243,12 @@ struct ForwardTile : RowTile<PortableForwardArgs> {
   /// One block of keys; `between` runs between its scores and their softmax.
   template <class Between>
   __device__ void attend(int stage, int block, Between between) {
-    const int2 mine = shared().needed[warp()];
-    const bool needed = block < mine.y && block + kN > mine.x;  // by any of this warp's rows
+    const bool needed = is_needed(block);
     float s[kMt][kN / 8][4];
     if (needed) multiply_qk(s, smem_k(stage));
     between();
     if (!needed) return;
-    if (block < shared().tile.full_begin || block + kN > shared().tile.full_end) mask(s, block);
+    if (is_masked(block)) mask(s, block);
     softmax(s);
     multiply_pv(s, smem_v(stage));
   }

@@ -59,9 +59,26 @@ struct RowTile {
     __syncthreads();
   }
 
+  /// The tile's K/V blocks; walks meet them right to left.
+  __device__ static int blocks() {
+    const int keys = shared().tile.k_end - shared().tile.k_begin;
+    return keys <= 0 ? 0 : (keys - 1) / kN + 1;
+  }
+  /// Whether some of a block's keys are not seen by every row of the tile.
+  __device__ static bool is_masked(int block) {
+    return block < shared().tile.full_begin || shared().tile.full_end - block < kN;
+  }
+  /// Whether any of the warp's rows sees a key of the block.
+  __device__ static bool is_needed(int block) {
+    const int2 mine = shared().needed[warp()];
+    return block < mine.y && mine.x - block < kN;
+  }
+
   __device__ int token_of(int row) const { return shared().tile.q_begin + row / Config::kPack; }
   __device__ bool is_real(int row) const {
-    return row < Shape::kTokens * Config::kPack && token_of(row) < shared().tile.q_end;
+    // Lengths, not positions: a sum of positions may pass 2^31.
+    return row < Shape::kTokens * Config::kPack &&
+           row / Config::kPack < shared().tile.q_end - shared().tile.q_begin;
   }
 
   /// The tile's rows of Q or dO.
@@ -83,7 +100,8 @@ struct RowTile {
   template <int kDim, int kPad, int kPitch>
   __device__ void load_keys(u32 smem, const Tensor& local, const Tensor& remote, int block) const {
     using Copy = RowCopy<Shape::kThreads, kDim, kPad, kPitch>;
-    static_assert(kN % Copy::kStep == 0, "threads do not cover the block evenly");
+    constexpr int kPasses = (kN + Copy::kStep - 1) / Copy::kStep;
+    constexpr bool kEven = kN % Copy::kStep == 0;  // else some threads have a row less
     const int head = shared().head_begin / Config::kRatio, t = thread();
     const int chunk = Copy::chunk(t), first = block + Copy::row(t);
     const int begin = shared().loaded.x, end = shared().loaded.y;
@@ -93,12 +111,14 @@ struct RowTile {
       const u16* source = near + (first - args.remote_len) * local.row_stride;
       const i64 step = Copy::kStep * local.row_stride;
 #pragma unroll
-      for (int i = 0; i < kN / Copy::kStep; ++i, source += step)
-        Copy::copy(smem, Copy::row(t) + i * Copy::kStep, chunk, source,
-                   first + i * Copy::kStep >= begin && first + i * Copy::kStep < end);
+      for (int i = 0; i < kPasses; ++i, source += step)
+        if (kEven || Copy::row(t) + i * Copy::kStep < kN)
+          Copy::copy(smem, Copy::row(t) + i * Copy::kStep, chunk, source,
+                     first + i * Copy::kStep >= begin && first + i * Copy::kStep < end);
     } else {
 #pragma unroll 1
-      for (int i = 0; i < kN / Copy::kStep; ++i) {
+      for (int i = 0; i < kPasses; ++i) {
+        if (!kEven && Copy::row(t) + i * Copy::kStep >= kN) break;
         const int position = first + i * Copy::kStep;
         const u16* source = position < args.remote_len ? far + position * remote.row_stride
                                                        : near + (position - args.remote_len) * local.row_stride;

@@ -28,6 +28,8 @@ struct Options {
   bool deterministic = false, batch_invariant = false;
   /// dtype of remote dK/dV partials: f32, or the input's (exchange.grad_payload).
   bool payload_f32 = true;
+  /// attention.backend names a backend whose kernels have not run through the library on a GPU yet.
+  bool unproven = false;
   friend bool operator==(const Options&, const Options&) = default;
 };
 
@@ -101,6 +103,7 @@ class Backend {
 std::unique_ptr<Backend> make_host_backend();
 std::unique_ptr<Backend> make_reference_backend();
 std::unique_ptr<Backend> make_portable_backend();
+std::unique_ptr<Backend> make_hopper_backend();
 /// The backends of this build, in plan::kBackendOrder; a kind that is missing has no entry.
 std::vector<std::unique_ptr<Backend>> make_backends();
 

@@ -4,6 +4,7 @@ namespace bdcp::attention {
 
 std::vector<std::unique_ptr<Backend>> make_backends() {
   std::vector<std::unique_ptr<Backend>> backends;
+  backends.push_back(make_hopper_backend());
   backends.push_back(make_portable_backend());
   backends.push_back(make_reference_backend());
   backends.push_back(make_host_backend());

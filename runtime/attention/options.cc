@@ -9,12 +9,14 @@ namespace bdcp::attention {
 Options options_of(const PolicyValues& values) {
   return {.deterministic = values.attention.deterministic,
           .batch_invariant = values.attention.batch_invariant,
-          .payload_f32 = values.exchange.grad_payload == PolicyValues::GradPayload::fp32};
+          .payload_f32 = values.exchange.grad_payload == PolicyValues::GradPayload::fp32,
+          .unproven = values.attention.backend == BackendKind::hopper};
 }
 
 std::vector<Options> options_under(const Policy& policy) {
-  constexpr std::array<std::string_view, 3> kFields{"attention.deterministic", "attention.batch_invariant",
-                                                    "exchange.grad_payload"};  // what options_of reads
+  constexpr std::array<std::string_view, 4> kFields{"attention.deterministic", "attention.batch_invariant",
+                                                    "exchange.grad_payload",
+                                                    "attention.backend"};  // what options_of reads
   std::vector<Options> all;
   for (const PolicyValues& values : policy.variants(kFields)) {
     const Options options = options_of(values);

@@ -10,6 +10,7 @@
 #include "attention/backend.h"
 #include "attention/call_checks.h"
 #include "attention/device_list.h"
+#include "attention/kernel_tensor.h"
 #include "attention/portable_config.h"
 #include "attention/portable_work.h"
 #include "attention/prepared_kernels.h"
@@ -46,10 +47,6 @@ std::array<jit::KernelSpec, kKernels> make_specs(const CallShape& shape, const s
 }
 
 int kernels_of(const CallShape& shape) { return shape.backward ? kKernels : kForward + 1; }
-
-kernel::Tensor to_kernel(const ConstTensorView& view) {
-  return {const_cast<void*>(view.data), view.token_stride, view.head_stride};
-}
 
 /// Every row of the tensor starts on 16 bytes. Tensors without rows are never read.
 bool aligned_16(const ConstTensorView& view) {
@@ -139,8 +136,12 @@ class PortableAttention final : public PreparedAttention {
       return fmt::format("backward workspace has {} bytes, needs {}", call.workspace.bytes,
                          backward_workspace());
     });
-    const bool aligned = all_aligned(
+    require(reinterpret_cast<std::uintptr_t>(call.workspace.data) % 16 == 0, ErrorCode::invalid_argument, [&] {
+      return fmt::format("backward workspace starts at {}, which is not a multiple of 16", call.workspace.data);
+    });
+    bool aligned = all_aligned(
         {call.q, call.k, call.v, call.remote_k, call.remote_v, call.out, call.dout, call.dq, call.dk, call.dv});
+    if (!options_.payload_f32) aligned = all_aligned({call.remote_dk, call.remote_dv}) && aligned;
     PortableBackwardArgs args{};
     args.q = to_kernel(call.q);
     args.k = to_kernel(call.k);

@@ -28,6 +28,17 @@ jit::KernelSpec base_spec(const char* kernel, const CallShape& shape, const std:
   return spec;
 }
 
+/// The constants of kernels that keep a tile of query rows. Config: PortableForwardConfig or PortableDqConfig.
+template <class Config>
+void add_row_tile(jit::KernelSpec& spec, const CallShape& shape, const Config& c) {
+  spec.add("kPack", c.pack)
+      .add("kRatio", shape.heads_q / shape.heads_kv)
+      .add("kM", c.rows)
+      .add("kN", c.keys)
+      .add("kWarps", c.warps)
+      .add("kCtas", c.ctas);
+}
+
 /// What a tile of query rows needs: visible keys per row and needed keys per warp (8 bytes each), the tile
 /// (32), what is loaded (8), the head and the document of a pass (8).
 int row_tile_smem(int rows, int warps) { return round_up((rows + warps) * 8 + 32 + 8 + 8, 16); }
@@ -38,6 +49,11 @@ int shared_memory_limit(const std::string& arch) {
   const int number = std::atoi(arch.c_str() + std::min<std::size_t>(arch.size(), 3));  // "sm_90a"
   const int kb = number == 80 || number == 87 ? 163 : number >= 90 && number < 120 ? 227 : 99;
   return kb * 1024;
+}
+
+int shared_memory_of_sm(const std::string& arch) {
+  const int limit = shared_memory_limit(arch) / 1024;
+  return (limit == 163 ? 164 : limit == 227 ? 228 : 100) * 1024;
 }
 
 int portable_forward_smem(const CallShape& shape, const PortableForwardConfig& c) {
@@ -63,20 +79,26 @@ int portable_dq_smem(const CallShape& shape, const PortableDqConfig& c) {
 
 PortableForwardConfig portable_forward_config(const CallShape& shape, const std::string& arch,
                                               bool short_documents) {
-  const int wide = std::max(shape.head_dim, shape.dim_v()), pack = pack_of(shape),
-            limit = shared_memory_limit(arch);
+  const int wide = std::max(shape.head_dim, shape.dim_v()), pack = pack_of(shape);
   // In order of preference; the first that fits. Figures: tools/results/NOTES.md.
   std::array<PortableForwardConfig, 6> candidates{};
   if (wide <= 64)
-    candidates = {{{pack, 128, short_documents ? 64 : 128, 4, 2}, {pack, 128, 64, 4, 1}, {pack, 64, 32, 4, 1}}};
+    candidates = {{{pack, 128, short_documents ? 64 : 128, 4, 2},
+                   {pack, 128, 64, 4, 2},
+                   {pack, 128, 64, 4, 1},
+                   {pack, 64, 32, 4, 1}}};
   else if (wide <= 128)
-    candidates = {{{pack, 128, short_documents ? 32 : 64, 4, 2}, {pack, 128, 32, 4, 1}, {pack, 64, 32, 4, 1}}};
+    candidates = {{{pack, 128, short_documents ? 32 : 64, 4, 2},
+                   {pack, 128, 32, 4, 2},
+                   {pack, 128, 32, 4, 1},
+                   {pack, 64, 32, 4, 1}}};
   else if (wide <= 192)
     candidates = {{{pack, 128, 64, 8, 1}, {pack, 64, 64, 4, 1}, {pack, 64, 32, 4, 1}, {pack, 32, 32, 2, 1}}};
   else
     candidates = {{{pack, 128, 64, 8, 1}, {pack, 64, 32, 4, 1}, {pack, 32, 32, 2, 1}}};
+  // The kernel waits otherwise where a CTA is alone on its SM, so that two must really fit.
   for (const PortableForwardConfig& c : candidates)
-    if (portable_forward_smem(shape, c) <= limit) return c;
+    if (c.ctas * (portable_forward_smem(shape, c) + 1024) <= shared_memory_of_sm(arch)) return c;
   return candidates[0];
 }
 
@@ -95,8 +117,7 @@ PortableBackwardConfig portable_backward_config(const CallShape& shape, const st
 }
 
 PortableDqConfig portable_dq_config(const CallShape& shape, const std::string& arch) {
-  const int wide = std::max(shape.head_dim, shape.dim_v()), pack = pack_of(shape),
-            limit = shared_memory_limit(arch);
+  const int wide = std::max(shape.head_dim, shape.dim_v()), pack = pack_of(shape);
   // 32 rows per warp halve what is read of K and V, where accumulators and scores of 32 keys fit the registers.
   std::array<PortableDqConfig, 5> candidates{};
   if (wide <= 64)
@@ -109,7 +130,7 @@ PortableDqConfig portable_dq_config(const CallShape& shape, const std::string& a
   else
     candidates = {{{pack, 128, 32, 8, 1}, {pack, 64, 32, 4, 1}, {pack, 64, 16, 4, 1, 1}}};
   for (const PortableDqConfig& c : candidates)
-    if (portable_dq_smem(shape, c) * c.ctas <= limit) return c;
+    if (c.ctas * (portable_dq_smem(shape, c) + 1024) <= shared_memory_of_sm(arch)) return c;
   return candidates[0];
 }
 
@@ -117,12 +138,7 @@ jit::KernelSpec portable_forward_spec(const CallShape& shape, const std::string&
                                       bool aligned) {
   const PortableForwardConfig c = portable_forward_config(shape, arch, short_documents);
   jit::KernelSpec spec = base_spec("portable_forward", shape, arch, aligned);
-  spec.add("kPack", c.pack)
-      .add("kRatio", shape.heads_q / shape.heads_kv)
-      .add("kM", c.rows)
-      .add("kN", c.keys)
-      .add("kWarps", c.warps)
-      .add("kCtas", c.ctas);
+  add_row_tile(spec, shape, c);
   spec.dynamic_smem = portable_forward_smem(shape, c);
   spec.add("kSmem", spec.dynamic_smem);
   return spec;
@@ -147,13 +163,8 @@ jit::KernelSpec portable_backward_spec(const CallShape& shape, const std::string
 jit::KernelSpec portable_dq_spec(const CallShape& shape, const std::string& arch, bool aligned) {
   const PortableDqConfig c = portable_dq_config(shape, arch);
   jit::KernelSpec spec = base_spec("portable_backward_dq", shape, arch, aligned);
-  spec.add("kPack", c.pack)
-      .add("kRatio", shape.heads_q / shape.heads_kv)
-      .add("kM", c.rows)
-      .add("kN", c.keys)
-      .add("kWarps", c.warps)
-      .add("kCtas", c.ctas)
-      .add("kStagesV", c.v_stages);
+  add_row_tile(spec, shape, c);
+  spec.add("kStagesV", c.v_stages);
   spec.dynamic_smem = portable_dq_smem(shape, c);
   spec.add("kSmem", spec.dynamic_smem);
   return spec;

@@ -30,6 +30,8 @@ struct PortableDqConfig {
 
 /// Shared memory one CTA may have: 99 KB on 8.6, 8.9 and 12.x, 163 KB on 8.0 and 8.7, 227 KB on 9.0 and 10.x.
 int shared_memory_limit(const std::string& arch);
+/// What an SM has for all of its CTAs, of which each takes 1 KB beyond its own.
+int shared_memory_of_sm(const std::string& arch);
 
 /// `short_documents`: the layout class is short_docs or tiny.
 PortableForwardConfig portable_forward_config(const CallShape& shape, const std::string& arch,

@@ -18,6 +18,10 @@ constexpr int kRowsPerChunk = 32;
 /// Rows of `s` that see any key position from `position` on.
 int first_row(const Segment& s, int position) { return std::max(s.q_begin, s.q_end - (s.k_end - position)); }
 
+/// The first row that sees a key of its own segment; those before it have gradients of exactly zero, whatever
+/// the tensors hold, and belong to no tile of keys.
+int first_seeing_row(const Segment& s) { return s.keys() == 0 ? s.q_end : first_row(s, s.k_begin); }
+
 std::int64_t cost(const PortableKeyTile& t) {
   return static_cast<std::int64_t>(t.k_end - t.k_begin) * (t.q_end - t.q_begin);
 }
@@ -47,7 +51,7 @@ void append_whole(std::vector<PortableKeyTile>& tiles, const RankPlan& plan, int
   PortableKeyTile tile{};
   tile.k_begin = first.k_begin;
   tile.k_end = last.k_end;
-  tile.q_begin = first.q_begin;
+  tile.q_begin = end - begin == 1 ? first_seeing_row(first) : first.q_begin;
   tile.q_end = last.q_end;
   tile.seg_begin = begin;
   tile.seg_end = end;
@@ -101,8 +105,13 @@ PartList<PortableKeyTile> make_key_tiles(const RankPlan& plan, int keys, bool sh
       ++i;
       continue;
     }
+    // Rows without keys beside rows with some keep a segment to itself, see first_seeing_row.
+    const auto shares = [&](const Segment& one) {
+      return one.keys() == 0 || first_seeing_row(one) == one.q_begin;
+    };
     int end = i + 1;
-    while (share && i >= plan.remote_segments() && end < count &&
+    while (share && i >= plan.remote_segments() && end < count && shares(s) &&
+           shares(plan.segments[static_cast<std::size_t>(end)]) &&
            plan.segments[static_cast<std::size_t>(end)].k_end - s.k_begin <= keys &&
            plan.segments[static_cast<std::size_t>(end)].q_begin ==
                plan.segments[static_cast<std::size_t>(end - 1)].q_end)
@@ -138,10 +147,10 @@ PartList<PortableRows> make_row_chunks(const RankPlan& plan, int keys) {
   };
   for (int i = 0; i < static_cast<int>(plan.segments.size()); ++i) {
     const Segment& s = plan.segments[static_cast<std::size_t>(i)];
-    append(i < plan.remote_segments() ? remote : list.items, s.q_begin, s.q_end,
-           s.keys() == 0      ? kernel::kRowsZero
-           : s.keys() <= keys ? kernel::kRowsWhole
-                              : kernel::kRowsSummed);
+    std::vector<PortableRows>& target = i < plan.remote_segments() ? remote : list.items;
+    const int first = first_seeing_row(s);
+    append(target, s.q_begin, first, kernel::kRowsZero);
+    append(target, first, s.q_end, s.keys() <= keys ? kernel::kRowsWhole : kernel::kRowsSummed);
   }
   append(list.items, plan.segments.empty() ? 0 : plan.segments.back().q_end, plan.rows, kernel::kRowsZero);
   list.local_count = list.items.size();

@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "attention/kernel_tensor.h"
 #include "attention/philox.h"
 #include "base/check.h"
 #include "plan/cost_order.h"
@@ -36,11 +37,6 @@ std::vector<kernel::ReferenceItem> costliest_first(std::vector<Costed> items) {
   sorted.reserve(items.size());
   for (const Costed& x : items) sorted.push_back(x.item);
   return sorted;
-}
-
-template <class Void>
-kernel::Tensor tensor(const BasicTensorView<Void>& view) {
-  return {const_cast<void*>(view.data), view.token_stride, view.head_stride};
 }
 
 kernel::DropoutArgs dropout_args(const CallShape& shape, const DropoutState& state, Index q_offset,
@@ -97,12 +93,12 @@ ReferenceWork make_reference_work(const plan::RankPlan& plan, const CallShape& s
 kernel::ReferenceForwardArgs reference_args(const CallShape& shape, const plan::RankPlan& plan,
                                             const ForwardCall& call) {
   kernel::ReferenceForwardArgs args{};
-  args.q = tensor(call.q);
-  args.k = tensor(call.k);
-  args.v = tensor(call.v);
-  args.remote_k = tensor(call.remote_k);
-  args.remote_v = tensor(call.remote_v);
-  args.out = tensor(call.out);
+  args.q = to_kernel(call.q);
+  args.k = to_kernel(call.k);
+  args.v = to_kernel(call.v);
+  args.remote_k = to_kernel(call.remote_k);
+  args.remote_v = to_kernel(call.remote_v);
+  args.out = to_kernel(call.out);
   args.lse = call.lse.data;
   args.lse_stride = call.lse.head_stride;
   args.remote_len = plan.remote_len;
@@ -115,20 +111,20 @@ kernel::ReferenceForwardArgs reference_args(const CallShape& shape, const plan::
 kernel::ReferenceBackwardArgs reference_args(const CallShape& shape, const plan::RankPlan& plan,
                                              const BackwardCall& call) {
   kernel::ReferenceBackwardArgs args{};
-  args.q = tensor(call.q);
-  args.k = tensor(call.k);
-  args.v = tensor(call.v);
-  args.remote_k = tensor(call.remote_k);
-  args.remote_v = tensor(call.remote_v);
-  args.out = tensor(call.out);
-  args.dout = tensor(call.dout);
-  args.dq = tensor(call.dq);
-  args.dk = tensor(call.dk);
-  args.dv = tensor(call.dv);
-  args.shared_dk = tensor(call.shared_dk);
-  args.shared_dv = tensor(call.shared_dv);
-  args.remote_dk = tensor(call.remote_dk);
-  args.remote_dv = tensor(call.remote_dv);
+  args.q = to_kernel(call.q);
+  args.k = to_kernel(call.k);
+  args.v = to_kernel(call.v);
+  args.remote_k = to_kernel(call.remote_k);
+  args.remote_v = to_kernel(call.remote_v);
+  args.out = to_kernel(call.out);
+  args.dout = to_kernel(call.dout);
+  args.dq = to_kernel(call.dq);
+  args.dk = to_kernel(call.dk);
+  args.dv = to_kernel(call.dv);
+  args.shared_dk = to_kernel(call.shared_dk);
+  args.shared_dv = to_kernel(call.shared_dv);
+  args.remote_dk = to_kernel(call.remote_dk);
+  args.remote_dv = to_kernel(call.remote_dv);
   args.lse = call.lse.data;
   args.lse_stride = call.lse.head_stride;
   args.delta = static_cast<float*>(call.workspace.data);

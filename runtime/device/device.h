@@ -2,6 +2,7 @@
 // pointers. No call changes the calling thread's current context.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -100,6 +101,17 @@ struct Dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
 
+/// What cuTensorMapEncodeTiled is told of a 16-bit tensor with 128-byte swizzle and zeros outside its bounds.
+/// Dimensions innermost first; strides in bytes, of dimensions 1 to rank - 1.
+struct TensorMapSpec {
+  const void* base = nullptr;
+  bool bf16 = true;  ///< else f16
+  unsigned rank = 0;
+  std::array<std::uint64_t, 5> dims{};
+  std::array<std::uint64_t, 4> strides{};
+  std::array<std::uint32_t, 5> box{};
+};
+
 /// One CUDA device. All methods are thread safe; failures throw Error(cuda_error, out_of_memory or device_lost)
 /// naming the driver call. `stream` arguments are CUstream values (null: the legacy default stream).
 class Device : public std::enable_shared_from_this<Device> {
@@ -138,6 +150,8 @@ class Device : public std::enable_shared_from_this<Device> {
   /// args: one pointer per kernel parameter.
   void launch(const LoadedKernel& kernel, Dim3 grid, Dim3 block, unsigned dynamic_smem, void* stream,
               void** args);
+  /// Writes a CUtensorMap (128 bytes, aligned to 64) to `map`. No device work.
+  void encode_tensor_map(const TensorMapSpec& spec, void* map) const;
   /// Raises the dynamic shared memory limit of a loaded kernel.
   void allow_smem(const LoadedKernel& kernel, int dynamic_smem);
 

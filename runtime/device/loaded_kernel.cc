@@ -1,6 +1,9 @@
 // Loading cubins and launching their kernels.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/handle.h"
@@ -96,6 +99,29 @@ void Device::launch(const LoadedKernel& kernel, Dim3 grid, Dim3 block, unsigned 
       },
       static_cast<CUfunction>(kernel.function()), grid.x, grid.y, grid.z, block.x, block.y, block.z,
       dynamic_smem, static_cast<CUstream>(stream), args, nullptr);
+}
+
+void Device::encode_tensor_map(const TensorMapSpec& spec, void* map) const {
+  constexpr std::array<cuuint32_t, 5> kSteps{1, 1, 1, 1, 1};
+  std::array<cuuint64_t, 5> dims{};
+  std::array<cuuint64_t, 4> strides{};
+  std::array<cuuint32_t, 5> box{};
+  std::copy(spec.dims.begin(), spec.dims.end(), dims.begin());
+  std::copy(spec.strides.begin(), spec.strides.end(), strides.begin());
+  std::copy(spec.box.begin(), spec.box.end(), box.begin());
+  driver_->table().call(
+      driver_->table().cuTensorMapEncodeTiled_,
+      [&] {
+        return fmt::format("base {}, dims {}, strides {}, box {}", spec.base,
+                           fmt::join(spec.dims.begin(), spec.dims.begin() + spec.rank, " "),
+                           fmt::join(spec.strides.begin(), spec.strides.begin() + spec.rank - 1, " "),
+                           fmt::join(spec.box.begin(), spec.box.begin() + spec.rank, " "));
+      },
+      static_cast<CUtensorMap*>(map),
+      spec.bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, spec.rank,
+      const_cast<void*>(spec.base), dims.data(), strides.data(), box.data(), kSteps.data(),
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 }  // namespace bdcp::device

@@ -61,6 +61,7 @@ void Device::download(void*, const void*, std::size_t) { refuse(); }
 std::shared_ptr<const LoadedKernel> Device::load(const void*, std::size_t, const std::string&, int) {
   refuse();
 }
+void Device::encode_tensor_map(const TensorMapSpec&, void*) const { refuse(); }
 void Device::launch(const LoadedKernel&, Dim3, Dim3, unsigned, void*, void**) { refuse(); }
 void Device::allow_smem(const LoadedKernel&, int) { refuse(); }
 

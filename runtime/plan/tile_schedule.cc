@@ -46,7 +46,8 @@ class Builder {
   /// Keys count as well: a run whose keys exceed a tile would make each row visit all of them.
   std::int32_t shared_end(std::int32_t first) const {
     const std::vector<Segment>& segments = plan_.segments;
-    const int key_limit = std::max(options_.rows, options_.keys);
+    const int key_limit =
+        options_.shared_keys > 0 ? options_.shared_keys : std::max(options_.rows, options_.keys);
     auto end = static_cast<std::size_t>(first);
     if (options_.share_short) {
       while (end < segments.size() && segments[end].q_end - segments[first].q_begin <= options_.rows &&

@@ -13,6 +13,7 @@ struct TileOptions {
   int rows = 128;           ///< query rows per tile
   int keys = 128;           ///< key positions per block inside a tile
   bool share_short = true;  ///< whole documents shorter than a tile may share one
+  int shared_keys = 0;      ///< most keys of a shared tile; 0: the larger of rows and keys
 };
 
 /// Query rows [q_begin, q_end) of segments [seg_begin, seg_end) visit key positions [k_begin, k_end).

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "attention/split.h"
 #include "support/covering.h"
 
 namespace bdcp::test {
@@ -108,14 +109,6 @@ CoveringDesign design() {
     return !(rectangular && row[kRemote] > kLocalOnly) && !(row[kLayout] == kOne && row[kPoison] == kDocument);
   };
   return design.cover_all(2).cover({kLayout, kRemote, kOrder, kPoison, kCall}, 3);
-}
-
-HostTensor copy_rows(const HostTensor& from, std::int64_t begin, std::int64_t end) {
-  HostTensor to(from.dtype(), end - begin, from.heads(), from.dim());
-  for (std::int64_t t = begin; t < end; ++t)
-    for (std::int64_t h = 0; h < from.heads(); ++h)
-      for (std::int64_t d = 0; d < from.dim(); ++d) to.set(t - begin, h, d, from.at(t, h, d));
-  return to;
 }
 
 void put_rows(HostTensor& to, std::int64_t at, const HostTensor& from, std::int64_t end) {

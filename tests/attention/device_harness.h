@@ -146,26 +146,38 @@ class GpuFixture : public ::testing::Test {
     why = cache_->why_no_compiler();
     if (!why.empty()) GTEST_SKIP() << "no NVRTC: " << why;
   }
+  /// For calls with device tensors.
+  std::shared_ptr<const attention::PreparedAttention> prepare_on_device(const CallShape& shape,
+                                                                        const plan::RankPlan& plan,
+                                                                        attention::Options options = {}) {
+    options.unproven = true;
+    const auto tables = pool_->make_tables();
+    const auto note = [this](const Downgrade& downgrade) { downgrades_.emplace_back(downgrade.code); };
+    auto prepared = backend_->prepare(shape, plan, options, {device_, cache_.get(), note, tables});
+    tables->upload();
+    return prepared;
+  }
+  /// For calls with host tensors.
   std::shared_ptr<const attention::PreparedAttention> prepare(const CallShape& shape,
                                                               const plan::RankPlan& plan,
                                                               const attention::Options& options = {}) {
-    const auto tables = pool_->make_tables();
-    auto prepared = backend_->prepare(shape, plan, options, {device_, cache_.get(), {}, tables});
-    tables->upload();
-    return std::make_shared<OnDevice>(std::move(prepared), device_, offset_);
+    return std::make_shared<OnDevice>(prepare_on_device(shape, plan, options), device_, offset_);
   }
   /// Why the backend does not take a call, or empty.
-  std::string refuses(const CallShape& shape, const attention::Options& options = {}) const {
+  std::string refuses(const CallShape& shape, attention::Options options = {}) const {
+    options.unproven = true;
     const plan::Verdict verdict = backend_->can(shape, attention::Target{&device_->facts()}, options);
     return verdict.ok ? std::string() : verdict.code;
   }
   /// Compiles whatever these may ask for, on all cores.
   void warm(const std::vector<std::pair<CallShape, attention::Options>>& calls) {
     std::vector<jit::KernelSpec> specs;
-    for (const auto& [shape, options] : calls)
-      if (refuses(shape, options).empty())
-        for (auto& spec : backend_->required_kernels(shape, device_->facts().arch, true, options))
-          specs.push_back(std::move(spec));
+    for (auto [shape, options] : calls) {
+      if (!refuses(shape, options).empty()) continue;
+      options.unproven = true;
+      for (auto& spec : backend_->required_kernels(shape, device_->facts().arch, true, options))
+        specs.push_back(std::move(spec));
+    }
     std::vector<std::string> errors;
     cache_->get_all(specs, &errors);
     for (const std::string& error : errors) EXPECT_EQ(error, "");
@@ -179,7 +191,8 @@ class GpuFixture : public ::testing::Test {
   std::shared_ptr<device::TablePool> pool_;
   std::unique_ptr<jit::KernelCache> cache_;
   std::unique_ptr<attention::Backend> backend_;
-  std::size_t offset_ = 4;  ///< only element alignment is promised
+  std::vector<std::string> downgrades_;  ///< codes, of all prepared calls
+  std::size_t offset_ = 4;               ///< only element alignment is promised
 };
 
 /// The CUDA backends of this build: tests with this parameter reach every one that is added.
@@ -196,6 +209,12 @@ inline std::string backend_name(const ::testing::TestParamInfo<BackendKind>& inf
 class BackendGpu : public GpuFixture, public ::testing::WithParamInterface<BackendKind> {
  protected:
   BackendGpu() : GpuFixture(find()) { offset_ = 0; }
+  void SetUp() override {
+    GpuFixture::SetUp();
+    if (IsSkipped()) return;
+    if (refuses(make_shape(1, 1, 64, DType::bf16)) == "arch")
+      GTEST_SKIP() << "the device is " << device_->facts().arch << ", which the backend has no kernels for";
+  }
   bool reference() const { return GetParam() == BackendKind::reference; }
   /// Whether two runs give the same dQ.
   bool same_dq(const attention::Options& options) const { return options.deterministic || reference(); }

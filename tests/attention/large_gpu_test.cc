@@ -25,17 +25,21 @@ class LargeGpu : public BackendGpu {
     prepared.backward(backward, Part::local, stream());
     device_->synchronize(nullptr);
   }
-  std::shared_ptr<const attention::PreparedAttention> on_device(const CallShape& shape,
-                                                                const plan::RankPlan& plan) {
-    return backend_->prepare(shape, plan, {}, {device_, cache_.get(), {}});
-  }
 };
 
+/// What would take the reference kernels minutes.
+class LargeFastGpu : public LargeGpu {};
+
+std::vector<BackendKind> fast_backends() {
+  std::vector<BackendKind> kinds = cuda_backends();
+  std::erase(kinds, BackendKind::reference);
+  return kinds;
+}
+
 // The same documents over and over: what lies past 2^31 elements must equal what lies at the front.
-TEST_P(LargeGpu, RowsPastTwoToTheThirtyOneElements) {
-  if (reference()) GTEST_SKIP() << "would take minutes";
+TEST_P(LargeFastGpu, RowsPastTwoToTheThirtyOneElements) {
   const CallShape shape = make_shape(64, 64, 128, DType::bf16);
-  if (const std::string why = refuses(shape); !why.empty()) GTEST_SKIP() << "refused: " << why;
+  ASSERT_EQ(refuses(shape), "");
   const std::vector<std::int64_t> period{300, 77, 5, 130};
   constexpr std::int64_t kPeriod = 512, kPeriods = 540, kRows = kPeriod * kPeriods;
   const std::int64_t width = std::int64_t{shape.heads_q} * shape.head_dim;
@@ -46,7 +50,7 @@ TEST_P(LargeGpu, RowsPastTwoToTheThirtyOneElements) {
   const Data data = make_data(part);
   std::vector<std::int64_t> lengths;
   for (std::int64_t i = 0; i < kPeriods; ++i) lengths.insert(lengths.end(), period.begin(), period.end());
-  const auto prepared = on_device(shape, single_rank_plan(from_lengths(lengths, 0, "large")));
+  const auto prepared = prepare_on_device(shape, single_rank_plan(from_lengths(lengths, 0, "large")));
   const std::size_t bytes = static_cast<std::size_t>(kRows * width) * 2, block = bytes / kPeriods;
   const std::size_t need = 8 * bytes + prepared->backward_workspace() + (std::size_t{2} << 30);
   if (device_->facts().total_memory < need)
@@ -124,7 +128,7 @@ TEST_P(LargeGpu, StridesPastTwoToTheThirtyOneElements) {
   Case c;
   c.layout = from_lengths({150, 1, 20}, {150, 1, 20}, 3, 3, "far apart");
   c.shape = make_shape(4, 2, 64, DType::bf16);
-  if (const std::string why = refuses(c.shape); !why.empty()) GTEST_SKIP() << "refused: " << why;
+  ASSERT_EQ(refuses(c.shape), "");
   constexpr std::int64_t kStride = std::int64_t{14} << 20;
   const std::int64_t rows = c.layout.rows();
   ASSERT_GT((rows - 1) * kStride, std::int64_t{1} << 31);
@@ -133,7 +137,7 @@ TEST_P(LargeGpu, StridesPastTwoToTheThirtyOneElements) {
     GTEST_SKIP() << "needs " << (8 * bytes >> 30) << " GiB of device memory";
   const Data data = make_data(c);
   Outputs o = make_outputs(c);
-  const auto prepared = on_device(c.shape, single_rank_plan(c.layout));
+  const auto prepared = prepare_on_device(c.shape, single_rank_plan(c.layout));
   std::vector<device::Buffer> buffers;
   const auto far = [&](HostTensor& x) {
     buffers.push_back(device_->allocate(bytes));
@@ -182,12 +186,12 @@ TEST_P(LargeGpu, StridesPastTwoToTheThirtyOneElements) {
 }
 
 // All logits zero, all of V one: what results must be is known without an oracle.
-TEST_P(LargeGpu, FourMillionKeys) {
-  if (reference()) GTEST_SKIP() << "would take minutes";
+TEST_P(LargeFastGpu, FourMillionKeys) {
   const CallShape shape = make_shape(1, 1, 128, DType::bf16);
-  if (const std::string why = refuses(shape); !why.empty()) GTEST_SKIP() << "refused: " << why;
+  ASSERT_EQ(refuses(shape), "");
   constexpr std::int64_t kRows = 64, kKeys = std::int64_t{1} << 22;
-  const auto prepared = on_device(shape, single_rank_plan(from_lengths({kRows}, {kKeys}, 0, 0, "2^22 keys")));
+  const auto prepared =
+      prepare_on_device(shape, single_rank_plan(from_lengths({kRows}, {kKeys}, 0, 0, "2^22 keys")));
   HostTensor zeros(DType::bf16, 4096, 1, 128), ones(DType::bf16, 4096, 1, 128);
   zeros.fill(0);
   ones.fill(1);
@@ -244,6 +248,7 @@ TEST_P(LargeGpu, FourMillionKeys) {
   }
 }
 
+INSTANTIATE_TEST_SUITE_P(Cuda, LargeFastGpu, ::testing::ValuesIn(fast_backends()), backend_name);
 INSTANTIATE_TEST_SUITE_P(Cuda, LargeGpu, ::testing::ValuesIn(cuda_backends()), backend_name);
 
 }  // namespace

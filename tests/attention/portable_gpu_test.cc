@@ -91,6 +91,28 @@ TEST_F(PortableGpu, EveryHeadDim) {
   }
 }
 
+// Whatever a document's own tensors hold: rows that see no key have O and dQ of exactly zero.
+TEST_F(PortableGpu, RowsWithoutKeysAreZeroBesideNan) {
+  for (const bool deterministic : {false, true}) {
+    Case c;
+    c.layout = from_lengths({90, 400, 20, 7}, {30, 150, 20, 3}, 5, 2, "keyless");
+    c.shape = make_shape(4, 2, 64, DType::bf16);
+    offset_ = 0;
+    Data data = make_data(c);
+    for (HostTensor* x : {&data.q, &data.k, &data.v, &data.dout}) x->fill(std::nan(""));
+    const Outputs outputs = run_device(c, data, {.deterministic = deterministic});
+    for (std::size_t doc = 0; doc + 1 < c.layout.cu_q.size(); ++doc) {
+      const std::int64_t begin = c.layout.cu_q[doc], rows = c.layout.cu_q[doc + 1] - begin,
+                         keys = c.layout.cu_k[doc + 1] - c.layout.cu_k[doc];
+      for (std::int64_t row = begin; row < begin + rows - keys; ++row)
+        for (int head = 0; head < 4; ++head) {
+          EXPECT_EQ(outputs.out.at(row, head, 0), 0) << row;
+          EXPECT_EQ(outputs.dq.at(row, head, 63), 0) << row;
+        }
+    }
+  }
+}
+
 TEST_F(PortableGpu, PoisonStaysInItsDocument) {
   warm({{make_shape(2, 2, 64, DType::bf16), {}},
         {make_shape(6, 2, 64, DType::bf16), {}},
@@ -154,8 +176,7 @@ TEST_F(PortableGpu, DeterministicBitsBesideOtherWork) {
   offset_ = 0;
   const Data data = make_data(c);
   const Outputs first = run_device(c, data, kDeterministic);
-  const auto prepared =
-      backend_->prepare(c.shape, single_rank_plan(c.layout), kDeterministic, {device_, cache_.get(), {}});
+  const auto prepared = prepare_on_device(c.shape, single_rank_plan(c.layout), kDeterministic);
   Outputs again = first, others = first;
   Mirror mine(device_, 0), theirs(device_, 0);
   const attention::BackwardCall call =

@@ -41,6 +41,11 @@ TEST(PortableNvrtc, NoSpillsAndWithinSharedMemory) {
       add(make_shape(3, 1, dim, DType::f16, dim_v), arch, "portable_backward_dq");
   for (const char* arch : {"sm_86", "sm_120"})
     add(make_shape(2, 1, 256, DType::bf16), arch, "portable_backward");
+  // K and V so unlike in width that fewer rows than threads are copied at a time.
+  add(make_shape(1, 1, 128, DType::bf16, 32), "sm_86", "portable_backward");
+  add(make_shape(1, 1, 192, DType::f16, 24), "sm_86", "portable_backward");
+  add(make_shape(1, 1, 256, DType::bf16, 32), "sm_90a", "portable_backward_dq");
+  add(make_shape(1, 1, 8, DType::f16, 168), "sm_120", "portable_backward_dq");
   std::vector<std::string> errors;
   const auto kernels = cache.get_all(specs, &errors);
   for (std::size_t i = 0; i < kernels.size(); ++i) {

@@ -9,9 +9,6 @@ namespace bdcp::test {
 
 using attention::Part;
 
-namespace {
-
-// Copies rows [begin, end) into a packed tensor.
 HostTensor copy_rows(const HostTensor& from, std::int64_t begin, std::int64_t end) {
   HostTensor to(from.dtype(), end - begin, from.heads(), from.dim());
   for (std::int64_t t = begin; t < end; ++t)
@@ -19,6 +16,8 @@ HostTensor copy_rows(const HostTensor& from, std::int64_t begin, std::int64_t en
       for (std::int64_t d = 0; d < from.dim(); ++d) to.set(t - begin, h, d, from.at(t, h, d));
   return to;
 }
+
+namespace {
 
 // sums[key][head][d] += rows of a partial that starts at packed row `begin`.
 void add_rows(std::vector<double>& sums, const HostTensor& partial, std::int64_t begin) {

@@ -8,6 +8,9 @@
 
 namespace bdcp::test {
 
+/// Rows [begin, end) as a packed tensor.
+HostTensor copy_rows(const HostTensor& from, std::int64_t begin, std::int64_t end);
+
 using Prepare = std::function<std::shared_ptr<const attention::PreparedAttention>(const plan::RankPlan&)>;
 
 /// Query-side results must be bit-identical; so must dK and dV of documents that no chunk edge cuts,

@@ -1,0 +1,45 @@
+// PODs of the Hopper kernels, shared by host and device. NVRTC-clean.
+#pragma once
+
+#include "kernel_args.h"
+
+namespace bdcp::kernel {
+
+/// A CUtensorMap.
+struct alignas(64) TensorMap {
+  unsigned long long opaque[16];
+};
+
+/// Key positions [begin, end).
+struct KeyRange {
+  int begin, end;
+};
+
+/// plan::Tile for one segment, or for several whole ones whose keys fit one block (`rows_at` >= 0). Key
+/// positions count from the rank's first needed key. Rows past the last segment have no keys: k_end = k_begin.
+struct HopperTile {
+  int q_begin, q_end, k_begin, k_end;
+  int unmasked;  ///< the first blocks that every row sees in full
+  int shift;     ///< one segment: row i sees positions below i + shift + 1
+  int rows_at;   ///< several: what row i sees is visible[rows_at + i - q_begin]; else negative
+  int reserved;
+};
+
+/// K and V maps are {dim, Config::kN, rows + Config::kN, heads}, Q and O maps {dim, Config::kPack,
+/// Config::kTokens, rows + Config::kTokens, heads / Config::kPack}: rows have two coordinates that are added,
+/// with the base one tile before row 0, so that the end of the first one cuts a tile off at any row.
+struct HopperForwardArgs {
+  TensorMap q, k, v, remote_k, remote_v, out;
+  Tensor k_rows, v_rows, remote_k_rows, remote_v_rows;  ///< the same, for the block across the border
+  float* lse;                                           ///< may be null
+  i64 lse_stride;
+  const HopperTile* tiles;
+  const KeyRange* visible;
+  /// Below 2^30: tiles * groups. Item i is tile i / groups with q heads from i % groups * Config::kPack on.
+  int item_count;
+  int groups;  ///< heads_q / Config::kPack
+  int remote_len;
+  float scale_log2;  ///< softmax scale * log2(e)
+};
+
+}  // namespace bdcp::kernel

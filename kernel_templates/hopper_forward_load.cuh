@@ -1,0 +1,185 @@
+// The warps of hopper_forward that move data: one loads tiles, Q, K and V, one thread stores O. They have few
+// registers, hence the values made opaque to the compiler: what does not vary would be computed in advance and
+// kept.
+#pragma once
+
+#include "hopper_forward_shape.cuh"
+
+namespace bdcp::kernel {
+
+/// The warp that loads: tiles, Q, K and V.
+struct HopperProducer {
+  using Shape = HopperShape;
+  static constexpr int kN = Config::kN;
+  const HopperForwardArgs& args;
+  int mine;        // this lane's word of the tile
+  int head;        // of K and V
+  int loaded = 0;  // blocks, of this tile and those before
+
+  __device__ explicit HopperProducer(const HopperForwardArgs& a) : args(a) {}
+
+  /// This CTA's item of a round. Items are sorted, longest first; every other round goes backwards so that no
+  /// CTA always gets the longer one.
+  __device__ static int item(int round) {
+    int ctas = gridDim.x, cta = blockIdx.x;
+    asm volatile("" : "+r"(ctas), "+r"(cta));  // formed again, as in copy_across
+    return round * ctas + (round & 1 ? ctas - 1 - cta : cta);
+  }
+  /// Opaque, since what division by it needs would be kept in registers.
+  __device__ int groups() const {
+    int groups = args.groups;
+    asm volatile("" : "+r"(groups));
+    return groups;
+  }
+  /// One word of a tile per lane.
+  __device__ int load_tile(int item) const {
+    constexpr int kWords = sizeof(HopperTile) / sizeof(int);
+    if (item >= args.item_count) return 0;
+    int lane = threadIdx.x % kWords;
+    asm volatile("" : "+r"(lane), "+r"(item));
+    return reinterpret_cast<const int*>(args.tiles + item / groups())[lane];
+  }
+
+  __device__ int word(int i) const { return __shfl_sync(0xffffffffu, mine, i); }
+
+  __device__ void run() {
+    int next = load_tile(item(0));
+#pragma unroll 1
+    for (int round = 0;; ++round) {
+      mine = next;
+      next = load_tile(item(round + 1));  // arrives while this tile is loaded
+      const int current = item(round), group = current < args.item_count ? current % groups() : -1;
+      head = group * Config::kPack / Config::kRatio;
+      int block = group < 0 ? 0 : static_cast<int>((static_cast<u32>(word(3) - word(2)) + kN - 1) / kN);
+      loaded += block;
+      bool open = false;
+#pragma unroll 1
+      do {  // V runs one block behind K
+        if (block > 0) load_k(block - 1);
+        if (open)
+          load_v(block);
+        else
+          open_slot(round, group, block > 0);
+        open = true;
+      } while (--block >= 0);
+      if (group < 0) return;
+    }
+  }
+
+  /// Tells the other warps of the tile, and loads Q.
+  __device__ void open_slot(int round, int group, bool has_keys) {
+    HopperShared& shared = hopper_shared();
+    asm volatile("" : "+r"(round), "+r"(group), "+r"(mine));  // as below
+    const int buffer = buffer_of<Config::kSlots>(round), lane = threadIdx.x % 32;
+    const int q_begin = word(0), q_end = word(1);
+    barrier_wait(smem_address(&shared.slot_empty[buffer]), parity_of<Config::kSlots>(round) ^ 1);
+    HopperSlot& slot = shared.slots[buffer];
+    if (lane < 8) reinterpret_cast<int*>(&slot.tile)[lane] = mine;
+    if (lane == 8) slot.group = group;
+    __syncwarp();
+    if (lane != 0) return;
+    barrier_arrive(smem_address(&shared.tile_full[buffer]));
+    const u32 full = smem_address(&shared.q_full[buffer]);
+    if (!has_keys) {  // nobody waits, but the phases of the barrier count tiles
+      barrier_arrive(full);
+      return;
+    }
+    barrier_arrive_expect(full, Shape::kBytesQ);
+    const int count = min(Config::kTokens, q_end - q_begin);
+#pragma unroll
+    for (int panel = 0; panel < Shape::kPanels; ++panel)
+      tma_load_5d(q_address(buffer) + panel * Shape::kPanelQ, args.q, full, kEvictFirst, panel * 64, 0,
+                  Config::kTokens - count, q_begin + count, group);
+  }
+
+  __device__ void load_k(int block) {
+    asm volatile("" : "+r"(block), "+r"(loaded), "+r"(mine));
+    const int use = loaded - 1 - block;
+    HopperShared& shared = hopper_shared();
+    const int buffer = buffer_of<Config::kStages>(use);
+    load<Config::kDim, Shape::kPanels, Shape::kBytesK>(args.k, args.remote_k, args.k_rows, args.remote_k_rows,
+                                                       k_address(buffer), &shared.k_full[buffer],
+                                                       &shared.k_empty[buffer], block, use);
+  }
+  __device__ void load_v(int block) {
+    asm volatile("" : "+r"(block), "+r"(loaded), "+r"(mine));
+    const int use = loaded - 1 - block;
+    HopperShared& shared = hopper_shared();
+    const int buffer = buffer_of<Config::kStages>(use);
+    load<Config::kDimV, Shape::kPanelsV, Shape::kBytesV>(args.v, args.remote_v, args.v_rows, args.remote_v_rows,
+                                                         v_address(buffer), &shared.v_full[buffer],
+                                                         &shared.v_empty[buffer], block, use);
+  }
+
+  /// Key positions of a block; zeros from the tile's k_end on, so that no other document's NaN meets P = 0.
+  template <int kDim, int kPanels, int kBytes>
+  __device__ void load(const TensorMap& local, const TensorMap& remote, const Tensor& local_rows,
+                       const Tensor& remote_rows, u32 target, const u64* full_barrier, const u64* empty_barrier,
+                       int block, int use) {
+    const u32 full = smem_address(full_barrier);
+    const int begin = word(2) + block * kN, count = min(kN, word(3) - begin);
+    barrier_wait(smem_address(empty_barrier), parity_of<Config::kStages>(use) ^ 1);
+    if (begin < args.remote_len && begin + count > args.remote_len) {
+      copy_across<kDim, kPanels>(local_rows, remote_rows, target, begin, count);
+      if (threadIdx.x % 32 == 0) barrier_arrive(full);
+    } else if (threadIdx.x % 32 == 0) {
+      const bool is_remote = begin < args.remote_len;
+      const TensorMap& map = is_remote ? remote : local;
+      const int row = is_remote ? begin : begin - args.remote_len;
+      barrier_arrive_expect(full, kBytes);
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel)
+        tma_load_4d(target + panel * Shape::kPanelK, map, full, kEvictLast, panel * 64, kN - count, row + count,
+                    head);
+    }
+  }
+
+  /// The block with the last remote and the first local keys, row by row.
+  template <int kDim, int kPanels>
+  __device__ void copy_across(const Tensor& local, const Tensor& remote, u32 target, int begin, int count) {
+    // What does not vary would be computed in advance, for a path that hardly ever runs, and there are no
+    // registers to keep it in.
+    int place = threadIdx.x % 32;
+    asm volatile("" : "+r"(place), "+r"(target), "+r"(begin), "+r"(count));
+#pragma unroll 1
+    for (; place < kN * 8 * kPanels; place += 32) {
+      const int chunk = place % 8, row = place / 8 % kN, panel = place / (8 * kN);
+      const int position = begin + row, column = panel * 64 + chunk * 8;
+      const bool far = position < args.remote_len;
+      const Tensor& from = far ? remote : local;
+      const u16* source = static_cast<const u16*>(from.data) +
+                          (far ? position : position - args.remote_len) * from.row_stride +
+                          head * from.head_stride + column;
+      cp_async_16(target + panel * Shape::kPanelK + row * 128 + ((chunk ^ row % 8) << 4), source,
+                  row < count && column < kDim);
+    }
+    cp_async_wait_all();
+    fence_async_proxy();
+    __syncwarp();
+  }
+};
+
+/// The thread that stores O.
+__device__ inline void hopper_store(const HopperForwardArgs& args) {
+  HopperShared& shared = hopper_shared();
+#pragma unroll 1
+  for (int round = 0;; ++round) {
+    const int buffer = buffer_of<Config::kSlots>(round);
+    const u32 parity = parity_of<Config::kSlots>(round);
+    barrier_wait(smem_address(&shared.tile_full[buffer]), parity);
+    const HopperSlot& slot = shared.slots[buffer];
+    const int group = slot.group, begin = slot.tile.q_begin;
+    if (group < 0) return;
+    const int count = min(Config::kTokens, slot.tile.q_end - begin);
+    barrier_wait(smem_address(&shared.o_full[buffer]), parity);
+#pragma unroll
+    for (int panel = 0; panel < HopperShape::kPanelsV; ++panel)
+      tma_store_5d(args.out, q_address(buffer) + panel * HopperShape::kPanelQ, panel * 64, 0,
+                   Config::kTokens - count, begin + count, group);
+    tma_store_commit();
+    tma_store_wait_read();
+    barrier_arrive(smem_address(&shared.slot_empty[buffer]));
+  }
+}
+
+}  // namespace bdcp::kernel
