@@ -56,7 +56,7 @@ inline std::vector<Communicator> socket_ranks(SocketWorld made, const SocketOpti
           std::make_unique<comm::Reactor>(log), std::move(made.listeners[rank]), made.members[rank],
           comm::ChannelOptions{options.heartbeat_s, options.arity, log});
       channel->assemble(comm::deadline_in(60));
-      groups[rank] = comm::make_process_group(std::move(channel), comm::make_socket_plane);
+      groups[rank] = comm::make_process_group(std::move(channel), {comm::make_socket_plane});
     });
   for (std::thread& thread : threads) thread.join();
   std::vector<Communicator> ranks;
