@@ -1,5 +1,6 @@
 #include "comm/detached.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -48,13 +49,19 @@ void run_detached(std::function<void()> body) {
     --all.count;
     all.changed.notify_all();
   };
+  // The thread inherits a full mask: signals of the host process belong to its own threads.
+  sigset_t all_signals, before;
+  sigfillset(&all_signals);
+  pthread_sigmask(SIG_SETMASK, &all_signals, &before);
   try {
     std::thread([body = std::move(body), ended]() mutable {
       body();
       body = nullptr;  // what it holds goes first
       ended();
     }).detach();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     ended();
     throw;
   }

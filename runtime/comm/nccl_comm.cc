@@ -50,11 +50,11 @@ nccl::UniqueId NcclComm::unique_id() const {
   return id;
 }
 
-nccl::Comm NcclComm::living() const {
+nccl::Comm NcclComm::living(const Attend& attend) const {
   const nccl::Comm comm = comm_.load();
-  if (!comm || aborted_)
-    throw Error(ErrorCode::peer_failed, "the NCCL communicator was aborted", ErrorScope::communicator);
-  return comm;
+  if (comm && !aborted_) return comm;
+  attend();  // knows why
+  throw Error(ErrorCode::peer_failed, "the NCCL communicator was aborted", ErrorScope::communicator);
 }
 
 nccl::Result NcclComm::state(nccl::Comm comm) const {
@@ -67,7 +67,7 @@ nccl::Result NcclComm::state(nccl::Comm comm) const {
 void NcclComm::settle(const char* call, const Attend& attend) {
   Pause pause;
   for (;;) {
-    const nccl::Comm comm = living();
+    const nccl::Comm comm = living(attend);
     const nccl::Result result = state(comm);
     library_->check(result, call, comm);
     if (result == nccl::success) return;
@@ -102,7 +102,7 @@ void NcclComm::Operations::all_gather(const void* own, void* all, std::size_t by
 void NcclComm::enqueue(void* stream, const std::function<void(const Operations&)>& body, const Attend& attend) {
   std::lock_guard inside(inside_);
   const auto work = [&] {
-    const nccl::Comm comm = living();
+    const nccl::Comm comm = living(attend);
     {
       std::lock_guard issue(issue_mutex(device_->facts().ordinal));
       library_->check(library_->ncclGroupStart(), "ncclGroupStart", comm);
@@ -157,15 +157,14 @@ void NcclComm::close() noexcept {
         library_->check(library_->ncclCommFinalize(comm), "ncclCommFinalize", comm);
         Pause pause;
         nccl::Result result = nccl::in_progress;
-        for (const auto end = Clock::now() + kForFinalize; result == nccl::in_progress && Clock::now() < end;) {
+        for (const auto end = Clock::now() + kForFinalize;
+             result == nccl::in_progress && !aborted_ && Clock::now() < end;) {
           result = state(comm);
           if (result == nccl::in_progress) pause();
         }
         final = result == nccl::success;
-        if (!final) return;
-        comm_ = nullptr;
-        aborted_ = true;
-        (void)library_->ncclCommDestroy(comm);
+        // An abort may have come first.
+        if (final && comm_.exchange(nullptr) == comm) (void)library_->ncclCommDestroy(comm);
       });
     } catch (const std::exception&) {
       final = false;

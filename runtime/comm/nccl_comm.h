@@ -49,7 +49,7 @@ class NcclComm final : public Transport {
  private:
   device::nccl::Result state(device::nccl::Comm comm) const;
   void settle(const char* call, const Attend& attend);
-  device::nccl::Comm living() const;
+  device::nccl::Comm living(const Attend& attend) const;
 
   const std::shared_ptr<const device::NcclLibrary> library_;
   const std::shared_ptr<device::Device> device_;

@@ -49,7 +49,8 @@ struct TransferWatch::State {
         news(copy_of(control.reports().news().fd())),
         channel(&control) {}
 
-  void run() noexcept;
+  void poll_events() noexcept;
+  void guard() noexcept;
   void look();
   void retire();
   void judge(const std::vector<ReportBoard::Rank>& ranks);
@@ -63,7 +64,7 @@ struct TransferWatch::State {
   const std::string group;
   const int own;
   const Fd failure, news;  // copies: the channel may go first
-  Signal wake;
+  Signal wake, over;
 
   std::mutex channel_mutex;  // guards the next one; held for moments only
   ControlChannel* channel;   // null once the owner is gone
@@ -74,14 +75,23 @@ struct TransferWatch::State {
   std::uint64_t issued = 0;
   bool asleep = false, released = false;
 
-  // The thread's.
+  // Of the thread that polls.
   std::uint64_t started = 0, told = 0;
 };
 
 TransferWatch::TransferWatch(ControlChannel& channel, std::shared_ptr<device::Device> device,
                              std::shared_ptr<Transport> transport)
     : state_(std::make_shared<State>(channel, std::move(device), std::move(transport))) {
-  run_detached([state = state_] { state->run(); });
+  run_detached([state = state_] { state->guard(); });
+  try {
+    run_detached([state = state_] {
+      state->poll_events();
+      state->over.set();
+    });
+  } catch (...) {
+    state_->over.set();
+    throw;
+  }
 }
 
 TransferWatch::~TransferWatch() {
@@ -126,15 +136,26 @@ bool TransferWatch::State::wait() {
   return polled[0].revents == 0;
 }
 
-void TransferWatch::State::run() noexcept {
+/// Apart from the other thread, which the driver may hold: freeing memory waits for what hangs, and polls wait
+/// for that.
+void TransferWatch::State::guard() noexcept {
+  std::array<pollfd, 2> polled{{{failure.get(), POLLIN, 0}, {over.fd(), POLLIN, 0}}};
+  while (poll(polled.data(), polled.size(), -1) < 0 && errno == EINTR) {
+  }
+  if (polled[0].revents) transport->abort();
+}
+
+void TransferWatch::State::poll_events() noexcept {
   device::Device::ignore_captures(device->driver());
   for (;;) {
     const bool well = wait();
+    bool gone = false;
     {
       std::lock_guard lock(mutex);
-      if (released) return finish();
+      gone = released;
     }
-    if (!well) return transport->abort();
+    if (gone) return finish();
+    if (!well) return;
     try {
       look();
     } catch (const Error& error) {
@@ -247,12 +268,15 @@ void TransferWatch::State::finish() noexcept {
   try {
     for (;;) {
       retire();
+      bool empty = false;
       {
         std::lock_guard lock(mutex);
-        if (flying.empty()) return transport->close();
+        empty = flying.empty();
       }
+      if (empty) return transport->close();
       pollfd failed{failure.get(), POLLIN, 0};
-      if (poll(&failed, 1, static_cast<int>(kPoll.count())) > 0 || Clock::now() >= end) break;
+      if (poll(&failed, 1, static_cast<int>(kPoll.count())) > 0) return;
+      if (Clock::now() >= end) break;
     }
   } catch (const std::exception&) {
     // The device is lost: nothing is in flight any more.

@@ -14,13 +14,13 @@
 
 namespace bdcp::comm {
 
-/// What a watch ends. Called on the watch's thread, where it may block.
+/// What a watch ends, on threads of its own, where it may block.
 class Transport {
  public:
   virtual ~Transport() = default;
   /// A failure that the library has seen; must not wait.
   virtual std::optional<Error> pending_error() = 0;
-  /// Whatever is in flight ends, on this rank.
+  /// Whatever is in flight ends, on this rank. Any number of times, from any thread.
   virtual void abort() noexcept = 0;
   /// Nothing is in flight.
   virtual void close() noexcept = 0;
@@ -32,7 +32,7 @@ class TransferWatch {
  public:
   TransferWatch(ControlChannel& channel, std::shared_ptr<device::Device> device,
                 std::shared_ptr<Transport> transport);
-  /// Waits for nothing: what is in flight, and the transport, end on the watch's thread.
+  /// Waits for nothing: what is in flight, and the transport, end on the watch's threads.
   ~TransferWatch();
   TransferWatch(const TransferWatch&) = delete;
   TransferWatch& operator=(const TransferWatch&) = delete;
@@ -47,7 +47,7 @@ class TransferWatch {
 
  private:
   struct State;
-  std::shared_ptr<State> state_;  // shared with the thread
+  std::shared_ptr<State> state_;  // shared with the threads
 };
 
 }  // namespace bdcp::comm
