@@ -251,8 +251,10 @@ class StepBuilder {
         // Another rank lacks what this one had prepared.
         draft.prepared = prepare_shapes(*find(step.decision.backend), draft);
       }
-      if (comm_.size() > 1)
-        comm_.group()->prepare(step.device_handle, comm::deadline_in(values.failure.exchange_timeout_s));
+      if (comm_.size() > 1) {
+        const double most = std::max(values.agreement.timeout_s, values.failure.exchange_timeout_s);
+        comm_.group()->prepare(step.device_handle, comm::deadline_in(most));
+      }
       for (std::size_t i = 0; i < shapes_.size(); ++i) step.shapes.push_back(assemble(values, draft, i));
     } catch (const Error& error) {
       if (comm_.size() > 1) comm_.group()->fail(error);
