@@ -135,8 +135,10 @@ std::optional<Error> NcclComm::pending_error() {
 
 void NcclComm::abort() noexcept {
   if (aborted_.exchange(true)) return;
-  std::unique_lock inside(inside_, std::defer_lock);
-  (void)inside.try_lock_for(kForCallers);  // in vain: it hangs in NCCL, which abort ends
+  std::unique_lock inside(inside_, std::try_to_lock);
+  for (const auto end = Clock::now() + kForCallers; !inside && Clock::now() < end; (void)inside.try_lock())
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  // Where it was in vain a caller hangs in NCCL, which this ends.
   const nccl::Comm comm = comm_.exchange(nullptr);
   if (!comm) return;
   try {

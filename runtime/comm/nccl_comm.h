@@ -53,7 +53,7 @@ class NcclComm final : public Transport {
 
   const std::shared_ptr<const device::NcclLibrary> library_;
   const std::shared_ptr<device::Device> device_;
-  std::timed_mutex inside_;  // whoever calls NCCL with comm_
+  std::mutex inside_;  // whoever calls NCCL with comm_
   std::atomic<device::nccl::Comm> comm_ = nullptr;
   std::atomic<bool> aborted_ = false;
 };

@@ -15,6 +15,7 @@ struct bdcp_fake_comm {
   int rank = 0, size = 0;
   int busy = 0;  // polls until what is under way is done
   bool ended = false;
+  std::string group;  // what the open one consists of
 };
 
 namespace {
@@ -31,7 +32,6 @@ struct State {
 State state;
 std::recursive_mutex mutex;
 thread_local bdcp_fake_comm* current = nullptr;  // of the open group
-thread_local std::string group;
 
 bdcp_fake_comm& of(Comm comm) { return *reinterpret_cast<bdcp_fake_comm*>(comm); }
 
@@ -46,7 +46,7 @@ Result enter(const char* name, Comm comm = nullptr, const std::string& text = ""
 
 Result note(const char* name, Comm comm, const std::string& text) {
   current = &of(comm);
-  group += text + ", ";
+  current->group += text + ", ";
   return enter(name, comm);
 }
 
@@ -70,7 +70,7 @@ Result ncclCommInitRankConfig(Comm* comm, int size, nccl::UniqueId id, int rank,
   const std::lock_guard lock(mutex);
   bool good = config->size == sizeof(nccl::Config) && config->magic == 0xcafebeef && config->blocking == 0;
   for (std::size_t i = 0; i < sizeof id.internal; ++i) good = good && id.internal[i] == static_cast<char>(i);
-  auto* const made = new bdcp_fake_comm{rank, size, state.busy_init, false};
+  auto* const made = new bdcp_fake_comm{rank, size, state.busy_init, false, {}};
   *comm = reinterpret_cast<Comm>(made);
   if (!good) return nccl::invalid_argument;
   const Result result = enter("ncclCommInitRankConfig", *comm, "init");
@@ -112,13 +112,13 @@ Result ncclCommCuDevice(Comm, int* device) {
 }
 Result ncclGroupStart() {
   current = nullptr;
-  group.clear();
   return enter("ncclGroupStart");
 }
 Result ncclGroupEnd() {
   const std::lock_guard lock(mutex);
   const Comm comm = reinterpret_cast<Comm>(current);
-  const Result result = enter("ncclGroupEnd", comm, "group: " + group);
+  const Result result = enter("ncclGroupEnd", comm, current ? "group: " + current->group : "");
+  if (current) current->group.clear();
   if (result != nccl::success || !current) return result;
   if (state.on_group) state.on_group();
   current->busy = state.busy_group;
@@ -166,11 +166,9 @@ int fake_nccl_calls(const char* function) {
   const std::lock_guard lock(mutex);
   return state.calls[function];
 }
-/// Valid until the same thread asks again.
+/// Valid while nobody calls.
 const char* fake_nccl_log(int rank) {
-  static thread_local std::string text;
   const std::lock_guard lock(mutex);
-  text = state.log[rank];
-  return text.c_str();
+  return state.log[rank].c_str();
 }
 }

@@ -2,6 +2,7 @@
 // listed in find() exist; `hidden` ones are not there, as in an older driver.
 #include <cuda.h>
 
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -9,7 +10,6 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <vector>
 
 namespace {
 
@@ -27,9 +27,20 @@ struct State {
   CUcontext during = nullptr;    // context current in the last call that needs one
 };
 State state;
-std::recursive_mutex mutex;                 // benchmarks call from several threads
-thread_local bool hold = false;             // events that this thread records now do not come about
-thread_local std::vector<CUcontext> stack;  // contexts current on the thread
+/// Without a destructor: threads that outlive their tests end in no order.
+struct Contexts {
+  std::array<CUcontext, 64> values{};
+  std::size_t count = 0;
+  bool empty() const { return count == 0; }
+  std::size_t size() const { return count; }
+  CUcontext back() const { return values[count - 1]; }
+  void push_back(CUcontext value) { values[count++] = value; }
+  void pop_back() { --count; }
+  void clear() { count = 0; }
+};
+std::recursive_mutex mutex;      // benchmarks call from several threads
+thread_local bool hold = false;  // events that this thread records now do not come about
+thread_local Contexts stack;     // contexts current on the thread
 CUcontext const kPrimary = reinterpret_cast<CUcontext>(0x1000);
 
 CUresult enter(const char* name) {
