@@ -66,6 +66,7 @@ std::string encode(const RankReport& report) {
     put(out, verdict.code);
     put(out, verdict.text);
   }
+  put(out, report.transport);
   put(out, report.pending_policy);
   put(out, report.error ? "1" : "0");
   if (report.error) {
@@ -84,6 +85,7 @@ RankReport decode(const std::string& bytes, int rank) {
     verdict.code = reader.take();
     verdict.text = reader.take();
   }
+  report.transport = reader.take();
   report.pending_policy = reader.take();
   if (reader.flag()) {
     // An unknown number (a newer peer's code) still names the rank and its text.
@@ -128,6 +130,16 @@ void raise_reported_errors(std::span<const RankReport> reports) {
   if (reports.size() > 1 && (code == ErrorCode::device_lost || code == ErrorCode::forked))
     code = ErrorCode::peer_failed;
   if (first >= 0) throw Error(code, text, ErrorScope::step).with_origin(reports.size() > 1 ? first : -1);
+}
+
+void raise_transport_difference(std::span<const RankReport> reports) {
+  for (std::size_t r = 1; r < reports.size(); ++r) {
+    if (reports[r].transport == reports[0].transport) continue;
+    throw Error(ErrorCode::divergence,
+                fmt::format("ranks disagree about the transport: rank 0 has \"{}\", rank {} has \"{}\"",
+                            reports[0].transport, r, reports[r].transport),
+                ErrorScope::step);
+  }
 }
 
 }  // namespace bdcp

@@ -27,10 +27,17 @@ struct Draft {
 };
 
 /// Policy values whose feature this build does not have yet: refused by name, alike on every rank.
-void refuse_missing_features(const PolicyValues& policy, comm::Group* group) {
-  require(policy.exchange.transport == PolicyValues::Transport::automatic, ErrorCode::unsupported,
-          "exchange.transport: \"nccl\" and \"copy_engine\" are not part of this build; allowed: \"auto\" "
-          "(in-process, and host memory between processes)");
+void refuse_missing_features(const PolicyValues& policy, comm::Group* group, device::Device* device) {
+  require(policy.exchange.transport != PolicyValues::Transport::copy_engine, ErrorCode::unsupported,
+          "exchange.transport: \"copy_engine\" is not part of this build; allowed: \"auto\", \"nccl\"");
+  const std::string transport = group ? group->transport(device) : "";
+  require(policy.exchange.transport != PolicyValues::Transport::nccl || !group || transport.starts_with("nccl"),
+          ErrorCode::unsupported, [&] {
+            return fmt::format(
+                "exchange.transport: \"nccl\" moves device memory between processes, and communicator "
+                "'{}' moves by {} here; allowed: \"auto\"",
+                group->name(), transport);
+          });
   require(policy.attention.sm_margin == 0, ErrorCode::unsupported,
           "attention.sm_margin: no kernel of this build has a persistent grid to take SMs from; allowed: 0");
   const PolicyValues defaults;
@@ -81,7 +88,8 @@ class StepBuilder {
         }))
       return std::nullopt;
     raise_reported_errors(reports);
-    refuse_missing_features(values, comm_.group().get());
+    raise_transport_difference(reports);
+    refuse_missing_features(values, comm_.group().get(), draft.step->device_handle.get());
     decide(values, reports, draft);
     finish(values, draft);
     return Step(draft.step);
@@ -131,13 +139,15 @@ class StepBuilder {
       }
     }
     draft.step->device = wanted;
-    require(comm_.size() == 1 || comm_.group()->serves(draft.step->device_handle.get()), ErrorCode::unsupported,
-            [&] {
-              return fmt::format(
-                  "communicator '{}' moves host memory only, and the step would run on device {}; "
-                  "set options.device to device_host or attention.backend to \"host\"",
-                  comm_.name(), wanted);
-            });
+    if (comm_.size() == 1) return;
+    const std::string why = comm_.group()->why_not(draft.step->device_handle.get());
+    require(why.empty(), ErrorCode::unsupported, [&] {
+      return fmt::format(
+          "communicator '{}' cannot serve device {}: {}; set options.device to device_host or "
+          "attention.backend to \"host\" to run without it",
+          comm_.name(), wanted, why);
+    });
+    draft.report.transport = comm_.group()->transport(draft.step->device_handle.get());
   }
 
   /// Fills the verdicts; the first backend that can run every shape is prepared, kernels included, so that a
@@ -242,6 +252,10 @@ class StepBuilder {
       if (draft.candidate != step.decision.backend) {
         // Another rank lacks what this one had prepared.
         draft.prepared = prepare_shapes(*find(step.decision.backend), draft);
+      }
+      if (comm_.size() > 1) {
+        const double most = std::max(values.agreement.timeout_s, values.failure.exchange_timeout_s);
+        comm_.group()->prepare(step.device_handle, comm::deadline_in(most));
       }
       for (std::size_t i = 0; i < shapes_.size(); ++i) step.shapes.push_back(assemble(values, draft, i));
     } catch (const Error& error) {

@@ -49,6 +49,7 @@ Env read(const std::function<std::optional<std::string>(const char*)>& get) {
   env.host_interface = get("BDCP_HOST_INTERFACE");
   for (const char* name : kLauncherVariables)
     if (auto value = get(name)) env.launcher.emplace(name, std::move(*value));
+  env.launch_order = get("NCCL_LAUNCH_ORDER_IMPLICIT");
   env.home = get("HOME");
   env.xdg_cache_home = get("XDG_CACHE_HOME");
   env.cuda_home = get("CUDA_HOME");

@@ -20,8 +20,9 @@ struct Env {
   std::optional<std::string> rendezvous;   ///< BDCP_RENDEZVOUS: host or host:port where processes meet
   std::optional<std::string> secret;       ///< BDCP_SECRET: the job's secret, equal on all its processes
   std::optional<std::string>
-      host_interface;               ///< BDCP_HOST_INTERFACE: network interface or address to listen on
-  std::optional<std::string> home;  ///< HOME
+      host_interface;                       ///< BDCP_HOST_INTERFACE: network interface or address to listen on
+  std::optional<std::string> launch_order;  ///< NCCL_LAUNCH_ORDER_IMPLICIT, which is NCCL's: only to warn
+  std::optional<std::string> home;          ///< HOME
   std::optional<std::string> xdg_cache_home;  ///< XDG_CACHE_HOME
   std::optional<std::string> cuda_home;       ///< CUDA_HOME, else CUDA_PATH: toolkit folder to search
   /// What torchrun, mpirun and srun say about this process, by variable name (comm/launcher_env.h reads them).

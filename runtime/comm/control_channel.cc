@@ -24,9 +24,10 @@ ControlChannel::ControlChannel(std::unique_ptr<Reactor> reactor, Fd listener, Me
       log_(options.log),
       heartbeat_s_(options.heartbeat_s),
       board_(membership_.name, membership_.rank),
+      reports_(membership_.size),
       reactor_(std::move(reactor)),
       tree_{membership_.rank, membership_.size, options.arity},
-      router_(*reactor_, board_, membership_.name, tree_, options.heartbeat_s, log_) {
+      router_(*reactor_, board_, reports_, membership_.name, tree_, options.heartbeat_s, log_) {
   auto accepted = [this](Fd fd, const Hello& hello) {
     const int rank = static_cast<int>(hello.rank);
     if (hello.purpose == Purpose::control) return router_.add_link(rank, std::move(fd));
@@ -156,6 +157,10 @@ void ControlChannel::set_heartbeat(double seconds) {
   if (heartbeat_s_.exchange(seconds) == seconds) return;
   router_.set_heartbeat(seconds);
   reactor_->post([] {});  // it may sleep by the old one
+}
+
+void ControlChannel::report(std::uint64_t number) {
+  reactor_->post([this, number] { router_.report(number); });
 }
 
 Fd ControlChannel::data_link(int peer, Deadline deadline) {

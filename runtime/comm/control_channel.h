@@ -15,6 +15,7 @@
 #include "comm/handshake.h"
 #include "comm/meeting_board.h"
 #include "comm/reactor.h"
+#include "comm/report_board.h"
 
 namespace bdcp::comm {
 
@@ -47,6 +48,7 @@ class ControlChannel {
   void assemble(Deadline deadline);
 
   const Membership& membership() const { return membership_; }
+  const Log& log() const { return *log_; }
   /// All ranks' payloads (of at most kMaxPayload bytes), by rank, once all have come.
   std::vector<std::string> meet(Channel channel, Call call, std::string payload, Deadline deadline);
   void check() const { board_.check(); }
@@ -59,6 +61,11 @@ class ControlChannel {
   double heartbeat() const { return heartbeat_s_; }
   /// Readable once the group has failed; for whoever waits for sockets of its own.
   int failure_fd() const { return board_.failure_fd(); }
+
+  /// How far the ranks' stream-ordered transfers are.
+  ReportBoard& reports() { return reports_; }
+  /// Tells all ranks that this one has started its transfers up to `number`.
+  void report(std::uint64_t number);
 
   /// A connection with `peer` alone; both sides ask for it once. The higher rank connects. Throws
   /// Error(timeout) naming the peer, or the pending failure.
@@ -74,6 +81,7 @@ class ControlChannel {
   const std::shared_ptr<const Log> log_;
   std::atomic<double> heartbeat_s_;
   MeetingBoard board_;
+  ReportBoard reports_;
   std::mutex incoming_mutex_;
   std::map<int, Fd> incoming_;  // data connections nobody has asked for yet
   Signal came_in_;

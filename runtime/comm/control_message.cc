@@ -103,7 +103,7 @@ std::optional<ControlMessage> decode(std::string_view body, int size) {
   message.number = reader.number<std::uint64_t>();
   const auto rank = reader.number<std::uint32_t>();
   message.milliseconds = reader.number<std::uint32_t>();
-  if (!reader.ok() || type < 1 || type > 6 || channel >= kChannels || call >= kCalls ||
+  if (!reader.ok() || type < 1 || type > 7 || channel >= kChannels || call >= kCalls ||
       rank >= static_cast<std::uint32_t>(size))
     return std::nullopt;
   message.type = static_cast<Type>(type);

@@ -17,8 +17,9 @@ struct ControlMessage {
     expire = 2,     ///< up: rank's deadline for it has passed
     complete = 3,   ///< down: all have come
     failure = 4,    ///< to all
-    leave = 5,      ///< to all: rank has destroyed its handle
+    leave = 5,      ///< to all: rank has destroyed its handle, with `number` transfers issued
     heartbeat = 6,  ///< to the neighbour
+    report = 7,     ///< to all: rank has started its transfers up to `number`
   };
   Type type = Type::heartbeat;
   Channel channel = Channel::frames;

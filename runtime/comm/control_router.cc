@@ -124,10 +124,11 @@ class ControlRouter::Link final : public Reactor::Watch {
   Deadline heard_, sent_{};
 };
 
-ControlRouter::ControlRouter(Reactor& reactor, MeetingBoard& board, std::string group, Tree tree,
-                             double heartbeat_s, std::shared_ptr<const Log> log)
+ControlRouter::ControlRouter(Reactor& reactor, MeetingBoard& board, ReportBoard& reports, std::string group,
+                             Tree tree, double heartbeat_s, std::shared_ptr<const Log> log)
     : reactor_(reactor),
       board_(board),
+      reports_(reports),
       group_(std::move(group)),
       tree_(tree),
       log_(std::move(log)),
@@ -155,6 +156,7 @@ void ControlRouter::add_link(int peer, Fd fd) {
     ControlMessage message;
     message.type = Type::leave;
     message.rank = rank;
+    message.number = reports_.ranks()[static_cast<std::size_t>(rank)].started;
     link->send(message);
   }
   if (auto failure = board_.failure()) {
@@ -240,7 +242,11 @@ void ControlRouter::from_link(Link& link, ControlMessage message) {
       return;
     case Type::leave:
       if (message.rank == link.peer()) link.said_goodbye = true;
+      reports_.record(message.rank, message.number, true);
       if (board_.leave(message.rank)) spread(message, &link);
+      return;
+    case Type::report:
+      if (reports_.record(message.rank, message.number)) spread(message, &link);
       return;
     case Type::heartbeat:
       return;
@@ -254,10 +260,19 @@ void ControlRouter::lost(Link& link, const std::string& why) {
   raise({link.peer(), false, Error(ErrorCode::peer_failed, why, ErrorScope::communicator)});
 }
 
+void ControlRouter::report(std::uint64_t number) {
+  ControlMessage message;
+  message.type = Type::report;
+  message.rank = tree_.rank;
+  message.number = number;
+  spread(message, nullptr);
+}
+
 void ControlRouter::say_goodbye() {
   ControlMessage message;
   message.type = Type::leave;
   message.rank = tree_.rank;
+  message.number = reports_.issued;
   spread(message, nullptr);
   for (const auto& [peer, link] : links_)
     if (!link->finished) link->close();

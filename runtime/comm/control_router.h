@@ -12,6 +12,7 @@
 #include "comm/coordinator.h"
 #include "comm/meeting_board.h"
 #include "comm/reactor.h"
+#include "comm/report_board.h"
 #include "comm/wire.h"
 
 namespace bdcp::comm {
@@ -35,8 +36,8 @@ class ControlRouter {
  public:
   static constexpr int kLostHeartbeats = 5;
 
-  ControlRouter(Reactor& reactor, MeetingBoard& board, std::string group, Tree tree, double heartbeat_s,
-                std::shared_ptr<const Log> log);
+  ControlRouter(Reactor& reactor, MeetingBoard& board, ReportBoard& reports, std::string group, Tree tree,
+                double heartbeat_s, std::shared_ptr<const Log> log);
   /// A connection whose other end has shown that it is `peer`.
   void add_link(int peer, Fd fd);
   /// From this rank's own callers.
@@ -45,6 +46,8 @@ class ControlRouter {
   void raise(Failure failure);
   /// One that the board holds already: to all others.
   void announce(Failure failure);
+  /// This rank has started its transfers up to `number`: to all others.
+  void report(std::uint64_t number);
   /// Tells the others that this rank's handle is gone, as far as the sockets take it now.
   void say_goodbye();
   void set_heartbeat(double seconds);
@@ -60,6 +63,7 @@ class ControlRouter {
 
   Reactor& reactor_;
   MeetingBoard& board_;
+  ReportBoard& reports_;
   const std::string group_;
   const Tree tree_;
   const std::shared_ptr<const Log> log_;

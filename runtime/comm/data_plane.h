@@ -1,5 +1,5 @@
-// DataPlane: how a group of processes moves rows, behind one control channel. Sockets between hosts' memory
-// today; NCCL and copy engines are others.
+// DataPlane: how a group of processes moves rows of host memory, behind one control channel. Devices have
+// stream_plane.h.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,6 @@ namespace bdcp::comm {
 class DataPlane {
  public:
   virtual ~DataPlane() = default;
-  /// Whether lanes of a device, or of host memory, can be served.
-  virtual bool serves(const Lane& lane) const = 0;
   /// Throws Error(timeout, naming the peer that is behind), or the channel's pending failure. A wait must end
   /// when ControlChannel::failure_fd() becomes readable.
   virtual void transfer(std::span<const TransferOp> sends, std::span<const TransferOp> recvs, const Lane& lane,

@@ -73,7 +73,8 @@ class Group {
   virtual std::vector<std::string> all_gather_frames(std::string frame, Deadline deadline) = 0;
   /// Moves rows between ranks. Source rows may be reused, and received rows read, by later work on the lane's
   /// stream. Every rank of the group takes part, with empty lists too. Throws Error(divergence) on every rank
-  /// if the sides do not match, Error(timeout, naming the missing ranks), Error(peer_failed).
+  /// if the sides do not match, Error(timeout, naming the missing ranks), Error(peer_failed). Between processes
+  /// on devices nobody waits for the others: what goes wrong is thrown by a later call, or by check().
   virtual void exchange(std::span<const TransferOp> sends, std::span<const TransferOp> recvs, const Lane& lane,
                         const TransferBounds& bounds) = 0;
   /// Several gathers as one operation; errors as for exchange.
@@ -83,8 +84,16 @@ class Group {
   virtual void check() const = 0;
   virtual void fail(const Error& error) = 0;
 
-  /// Whether lanes of `device` (null: host memory) can be served.
-  virtual bool serves(device::Device* /*device*/) const { return true; }
+  /// Why lanes of `device` (null: host memory) cannot be served; empty if they can.
+  virtual std::string why_not(device::Device* /*device*/) const { return {}; }
+  /// What moves rows of `device`, after why_not(); equal on all ranks of a step.
+  virtual std::string transport(device::Device* device) const {
+    return device ? "copies in one process" : "host copies in one process";
+  }
+  /// Collective, on the thread of the host channel: whatever the first transfer on `device` needs.
+  virtual void prepare(const std::shared_ptr<device::Device>& /*device*/, Deadline /*deadline*/) {}
+  /// True: rows with gaps have to be packed before they are sent from `device`.
+  virtual bool contiguous_only(device::Device* /*device*/) const { return false; }
   /// False: this kind of group needs no heartbeats. Called with the same value on every rank.
   virtual bool set_heartbeat(double /*seconds*/) { return false; }
 

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "comm/kv_layout.h"
 #include "comm/reduce_partials.h"
+#include "comm/row_copy.h"
 
 namespace bdcp::comm {
 namespace {
@@ -103,6 +104,16 @@ struct KvExchange::Impl {
             static_cast<int>(layout.contributors.size()),
             out};
   }
+  /// `own`, or a packed copy of the rows that are sent, where the group takes no others.
+  StridedRows sendable(const StridedRows& own, BufferView landing, std::size_t packed_at, int dim,
+                       const Lane& lane) const {
+    if (layout.packed_rows == 0 || own.contiguous()) return own;
+    StridedRows copy = rows_of(packed(landing, packed_at, layout.dtype, layout.packed_rows, dim));
+    copy_on_device(*lane.device, lane.stream.handle, copy, own.slice(layout.packed_begin, layout.packed_rows));
+    copy.data -= layout.packed_begin * copy.row_stride;
+    copy.rows = own.rows;
+    return copy;
+  }
   TransferBounds bounds() const { return {options.start_timeout_s, options.timeout_s}; }
 };
 
@@ -112,8 +123,9 @@ std::vector<jit::KernelSpec> required_kernels(DType dtype, bool payload_f32, con
 
 KvExchange::KvExchange(std::shared_ptr<Group> group, const plan::GlobalPlan& global, const plan::RankPlan& plan,
                        const CallShape& shape, const KvExchangeOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(group), options,
-                                   make_kv_layout(global, plan, shape, options.path, options.payload_f32))) {
+    : impl_(std::make_unique<Impl>(group, options,
+                                   make_kv_layout(global, plan, shape, options.path, options.payload_f32,
+                                                  group && group->contiguous_only(options.device.get())))) {
   Impl& impl = *impl_;
   const KvLayout& layout = impl.layout;
   require(
@@ -172,9 +184,11 @@ void KvExchange::start_forward(ConstTensorView k, ConstTensorView v, BufferView 
       impl.group->all_gather(ops, lane, impl.bounds());
       return;
     }
+    const StridedRows from_k = impl.sendable(own_k, landing, layout.packed_k, layout.dim_k, lane);
+    const StridedRows from_v = impl.sendable(own_v, landing, layout.packed_v, layout.dim_v, lane);
     for (const EdgeRows& edge : layout.sends) {
-      impl.sends.push_back({edge.peer, own_k.slice(edge.begin, edge.count)});
-      impl.sends.push_back({edge.peer, own_v.slice(edge.begin, edge.count)});
+      impl.sends.push_back({edge.peer, from_k.slice(edge.begin, edge.count)});
+      impl.sends.push_back({edge.peer, from_v.slice(edge.begin, edge.count)});
     }
     for (const EdgeRows& edge : layout.recvs) {
       impl.recvs.push_back({edge.peer, all_k.slice(edge.begin, edge.count)});

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace bdcp::comm {
@@ -37,7 +39,7 @@ void add_neighbours(const plan::GlobalPlan& global, const plan::RankPlan& plan, 
   if (from_left > 0) layout.recvs.push_back({plan.rank - 1, 0, from_left});
 }
 
-void lay_out_forward(const plan::GlobalPlan& global, const plan::RankPlan& plan, KvLayout& layout) {
+void lay_out_forward(const plan::GlobalPlan& global, const plan::RankPlan& plan, bool packs, KvLayout& layout) {
   layout.landing_rows = layout.remote_len = plan.remote_len;
   layout.moves_forward = !global.edges.empty();
   if (layout.path == ExchangePath::allgather) {
@@ -54,6 +56,14 @@ void lay_out_forward(const plan::GlobalPlan& global, const plan::RankPlan& plan,
   carver.take(rows * static_cast<std::size_t>(layout.row_elements_k()) * size_of(layout.dtype));
   layout.landing_v =
       carver.take(rows * static_cast<std::size_t>(layout.row_elements_v()) * size_of(layout.dtype));
+  if (packs && !layout.sends.empty()) {
+    layout.packed_begin = layout.key_rows;
+    for (const EdgeRows& edge : layout.sends) layout.packed_begin = std::min(layout.packed_begin, edge.begin);
+    layout.packed_rows = layout.key_rows - layout.packed_begin;
+    const auto packed = static_cast<std::size_t>(layout.packed_rows) * size_of(layout.dtype);
+    layout.packed_k = carver.take(packed * static_cast<std::size_t>(layout.row_elements_k()));
+    layout.packed_v = carver.take(packed * static_cast<std::size_t>(layout.row_elements_v()));
+  }
   layout.landing_bytes = carver.end();
 }
 
@@ -92,7 +102,7 @@ void lay_out_backward(const plan::GlobalPlan& global, const plan::RankPlan& plan
 }  // namespace
 
 KvLayout make_kv_layout(const plan::GlobalPlan& global, const plan::RankPlan& plan, const CallShape& shape,
-                        ExchangePath path, bool payload_f32) {
+                        ExchangePath path, bool payload_f32, bool packs) {
   require(path == ExchangePath::allgather || path == ExchangePath::halo || path == ExchangePath::a2a ||
               (path == ExchangePath::local && global.world == 1),
           ErrorCode::internal, [&] {
@@ -106,7 +116,7 @@ KvLayout make_kv_layout(const plan::GlobalPlan& global, const plan::RankPlan& pl
   layout.dtype = shape.dtype;
   layout.payload = payload_f32 ? DType::f32 : shape.dtype;
   layout.key_rows = plan.key_rows;
-  lay_out_forward(global, plan, layout);
+  lay_out_forward(global, plan, packs, layout);
   lay_out_backward(global, plan, layout);
   return layout;
 }

@@ -28,6 +28,10 @@ struct KvLayout {
   std::vector<EdgeRows> sends, recvs;
   std::int64_t landing_rows = 0, remote_begin = 0, remote_len = 0;
   std::size_t landing_v = 0, landing_bytes = 0;  ///< K lands at offset 0
+  /// Where rows [packed_begin, packed_begin + packed_rows) of K/V with gaps are packed before they are sent;
+  /// behind the landing rows.
+  std::int64_t packed_begin = 0, packed_rows = 0;
+  std::size_t packed_k = 0, packed_v = 0;
 
   /// Backward: rows of remote_dk/dv per earlier rank; and the later ranks whose partials come in. All of these
   /// share the same document, so each sends exactly the rows [shared_begin, key_rows).
@@ -43,8 +47,8 @@ struct KvLayout {
   std::int64_t row_elements_v() const { return std::int64_t{heads} * dim_v; }
 };
 
-/// Throws Error(internal) for a path that the plan cannot take.
+/// `packs`: leaves room for packing what is sent. Throws Error(internal) for a path that the plan cannot take.
 KvLayout make_kv_layout(const plan::GlobalPlan& global, const plan::RankPlan& plan, const CallShape& shape,
-                        ExchangePath path, bool payload_f32);
+                        ExchangePath path, bool payload_f32, bool packs = false);
 
 }  // namespace bdcp::comm

@@ -25,6 +25,8 @@ const char* to_string(Call call) {
       return "end of a transfer";
     case Call::creation:
       return "creation of the communicator";
+    case Call::transport:
+      return "set-up of the device transport";
   }
   return "unknown call";
 }

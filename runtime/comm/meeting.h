@@ -19,9 +19,10 @@ enum class Call : std::uint8_t {
   gather_host,
   gather_cuda,
   finish,
-  creation
+  creation,
+  transport
 };
-inline constexpr int kChannels = 2, kCalls = 7;
+inline constexpr int kChannels = 2, kCalls = 8;
 const char* to_string(Call call);
 
 /// `everywhere`: a finding about the group that reads the same on every rank; otherwise `origin` failed.

@@ -7,12 +7,16 @@
 #include "comm/control_channel.h"
 #include "comm/data_plane.h"
 #include "comm/group.h"
+#include "comm/stream_plane.h"
 
 namespace bdcp::comm {
 
-/// The group owns the channel, and the plane that make_plane builds on it.
-std::shared_ptr<Group> make_process_group(
-    std::unique_ptr<ControlChannel> channel,
-    const std::function<std::unique_ptr<DataPlane>(ControlChannel&)>& make_plane);
+/// Built on the group's channel; no streams: no device memory is moved.
+struct Planes {
+  std::function<std::unique_ptr<DataPlane>(ControlChannel&)> host;
+  std::function<std::unique_ptr<StreamPlane>(ControlChannel&)> streams = {};
+};
+/// The group owns the channel and its planes.
+std::shared_ptr<Group> make_process_group(std::unique_ptr<ControlChannel> channel, const Planes& planes);
 
 }  // namespace bdcp::comm

@@ -12,6 +12,7 @@
 #include "comm/hmac.h"
 #include "comm/host_identity.h"
 #include "comm/launcher_env.h"
+#include "comm/nccl_plane.h"
 #include "comm/process_group.h"
 #include "comm/rendezvous_client.h"
 #include "comm/socket_plane.h"
@@ -29,10 +30,11 @@ struct Settings {
   ProcessOptions options;
   std::string interface_ip;
   std::shared_ptr<const Log> log;
+  Env env;
 };
 
 Settings settle(const ProcessOptions& given, const Env& env) {
-  Settings settings{given, {}, std::make_shared<Log>(Log::Level::warn, given.log_sink)};
+  Settings settings{given, {}, std::make_shared<Log>(Log::Level::warn, given.log_sink), env};
   ProcessOptions& options = settings.options;
   const auto fill = [&](std::string& field, const std::optional<std::string>& variable) {
     if (field.empty() && variable && !given.ignore_env) field = *variable;
@@ -59,7 +61,9 @@ Communicator assemble(std::unique_ptr<Reactor>&& reactor, const Settings& settin
       std::move(reactor), std::move(joined.listener), std::move(joined.membership),
       ChannelOptions{.heartbeat_s = settings.options.heartbeat_s, .log = settings.log});
   channel->assemble(deadline);
-  return Communicator(make_process_group(std::move(channel), make_socket_plane));
+  return Communicator(make_process_group(std::move(channel), {make_socket_plane, [&](ControlChannel& made) {
+                                                                return make_nccl_plane(made, settings.env);
+                                                              }}));
 }
 
 std::vector<int> members_of(const ProcessOptions& options, const Launch& launch) {

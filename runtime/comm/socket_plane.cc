@@ -125,7 +125,6 @@ struct Peer {
 class SocketPlane final : public DataPlane {
  public:
   explicit SocketPlane(ControlChannel& channel) : channel_(channel) {}
-  bool serves(const Lane& lane) const override { return lane.device == nullptr; }
   void transfer(std::span<const TransferOp> sends, std::span<const TransferOp> recvs, const Lane& lane,
                 Call call, Deadline deadline) override;
 

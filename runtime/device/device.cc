@@ -227,6 +227,27 @@ void Device::fill_async(void* dst, unsigned char value, std::size_t bytes, void*
       bytes, stream_of(stream));
 }
 
+void Device::in_context(const std::function<void()>& body) {
+  // Pushed even where it is current: what such a library sets is then popped.
+  const DriverTable& table = driver_->table();
+  table.call(
+      table.cuCtxPushCurrent_, [] { return std::string("the device's primary context"); },
+      static_cast<CUcontext>(context_));
+  struct Pop {
+    const DriverTable& table;
+    ~Pop() {
+      CUcontext popped = nullptr;
+      table.quiet(table.cuCtxPopCurrent_, &popped);
+    }
+  } const pop{table};
+  body();
+}
+
+void Device::ignore_captures(const Driver& driver) noexcept {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  driver.table().quiet(driver.table().cuThreadExchangeStreamCaptureMode_, &mode);
+}
+
 // cuMemcpyHtoD may return before pageable memory has arrived, and other streams would not wait for it.
 void Device::upload(void* dst, const void* src, std::size_t bytes) {
   copy_async(dst, src, bytes, nullptr);

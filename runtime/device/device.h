@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -154,6 +155,12 @@ class Device : public std::enable_shared_from_this<Device> {
   void encode_tensor_map(const TensorMapSpec& spec, void* map) const;
   /// Raises the dynamic shared memory limit of a loaded kernel.
   void allow_smem(const LoadedKernel& kernel, int dynamic_smem);
+
+  /// Runs `body` with the device's context current, for libraries that ask the thread for its device. The
+  /// thread's own is back afterwards, whatever they did to it.
+  void in_context(const std::function<void()>& body);
+  /// For a thread that polls events: it does not disturb captures that other threads are in.
+  static void ignore_captures(const Driver& driver) noexcept;
 
   const Driver& driver() const { return *driver_; }
   void* context() const { return context_; }

@@ -25,7 +25,7 @@ inline constexpr int kDriverApiVersion = 12040;
   X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) X(cuMemFreeHost)                                           \
   X(cuMemcpyAsync) X(cuMemcpy2DAsync) X(cuMemsetD8Async)                                                  \
   X(cuStreamCreateWithPriority) X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamWaitEvent)            \
-  X(cuStreamGetId) X(cuStreamIsCapturing)                                                                 \
+  X(cuStreamGetId) X(cuStreamIsCapturing) X(cuThreadExchangeStreamCaptureMode)                            \
   X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize)               \
   X(cuEventElapsedTime)                                                                                   \
   X(cuLibraryLoadData) X(cuLibraryUnload) X(cuLibraryGetKernel) X(cuKernelGetFunction)                    \

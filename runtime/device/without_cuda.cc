@@ -43,6 +43,8 @@ Buffer Device::allocate(std::size_t) { refuse(); }
 PinnedBuffer Device::allocate_pinned(std::size_t) { refuse(); }
 OwnedStream Device::create_stream(bool) { refuse(); }
 OwnedEvent Device::create_event(bool) { refuse(); }
+void Device::in_context(const std::function<void()>&) { refuse(); }
+void Device::ignore_captures(const Driver&) noexcept {}
 void Device::record(void*, void*) { refuse(); }
 void Device::wait(void*, void*) { refuse(); }
 bool Device::done(void*) { refuse(); }

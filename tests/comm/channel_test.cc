@@ -3,12 +3,10 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
-#include <condition_variable>
-#include <mutex>
-
 #include "comm/handshake.h"
 #include "comm/rank_threads.h"
 #include "comm/socket_ranks.h"
+#include "support/broadcast_ranks.h"
 #include "support/expect_error.h"
 
 namespace bdcp {
@@ -18,32 +16,12 @@ using comm::deadline_in;
 using comm::Fd;
 using comm::Purpose;
 using test::all_well;
+using test::Blackboard;
 using test::describe;
 using test::Outcomes;
 using test::run_ranks;
 using test::SocketOptions;
 using testing::HasSubstr;
-
-/// What a framework's broadcast would do between processes.
-class Blackboard {
- public:
-  Broadcast of(int rank) {
-    return [this, rank](const std::string& bytes) {
-      std::unique_lock lock(mutex_);
-      if (rank == 0) {
-        bytes_ = bytes;
-        changed_.notify_all();
-      }
-      changed_.wait(lock, [this] { return !bytes_.empty(); });
-      return bytes_;
-    };
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::string bytes_;
-};
 
 ProcessOptions quiet(const std::string& interface = {}) {
   ProcessOptions options;

@@ -19,6 +19,7 @@ struct SocketOptions {
   int arity = 32;
   double heartbeat_s = 2;
   std::vector<std::string> hosts = {};
+  comm::Planes planes = {comm::make_socket_plane};
   Log::Sink sink = [](Log::Level, std::string_view) {};
 };
 
@@ -56,7 +57,7 @@ inline std::vector<Communicator> socket_ranks(SocketWorld made, const SocketOpti
           std::make_unique<comm::Reactor>(log), std::move(made.listeners[rank]), made.members[rank],
           comm::ChannelOptions{options.heartbeat_s, options.arity, log});
       channel->assemble(comm::deadline_in(60));
-      groups[rank] = comm::make_process_group(std::move(channel), comm::make_socket_plane);
+      groups[rank] = comm::make_process_group(std::move(channel), options.planes);
     });
   for (std::thread& thread : threads) thread.join();
   std::vector<Communicator> ranks;

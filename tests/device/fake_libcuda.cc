@@ -2,13 +2,14 @@
 // listed in find() exist; `hidden` ones are not there, as in an older driver.
 #include <cuda.h>
 
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
-#include <vector>
 
 namespace {
 
@@ -21,11 +22,25 @@ struct State {
   std::uintptr_t next_stream = 0;
   bool capturing = false;
   int smem = 0;
-  CUcontext during = nullptr;  // context current in the last call that needs one
+  std::uintptr_t next_event = 0x3000;
+  std::set<CUevent> unfinished;  // recorded while their thread held events
+  CUcontext during = nullptr;    // context current in the last call that needs one
 };
 State state;
-std::recursive_mutex mutex;                 // benchmarks call from several threads
-thread_local std::vector<CUcontext> stack;  // contexts current on the thread
+/// Without a destructor: threads that outlive their tests end in no order.
+struct Contexts {
+  std::array<CUcontext, 64> values{};
+  std::size_t count = 0;
+  bool empty() const { return count == 0; }
+  std::size_t size() const { return count; }
+  CUcontext back() const { return values[count - 1]; }
+  void push_back(CUcontext value) { values[count++] = value; }
+  void pop_back() { --count; }
+  void clear() { count = 0; }
+};
+std::recursive_mutex mutex;      // benchmarks call from several threads
+thread_local bool hold = false;  // events that this thread records now do not come about
+thread_local Contexts stack;     // contexts current on the thread
 CUcontext const kPrimary = reinterpret_cast<CUcontext>(0x1000);
 
 CUresult enter(const char* name) {
@@ -144,7 +159,12 @@ FAKE(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus* status) {
   return enter("cuStreamIsCapturing");
 }
 FAKE(cuStreamWaitEvent, CUstream, CUevent, unsigned) { return enter_context("cuStreamWaitEvent"); }
-FAKE(cuEventRecord, CUevent, CUstream) { return enter_context("cuEventRecord"); }
+FAKE(cuEventRecord, CUevent event, CUstream) {
+  const std::lock_guard lock(mutex);
+  state.unfinished.erase(event);
+  if (hold) state.unfinished.insert(event);
+  return enter_context("cuEventRecord");
+}
 FAKE(cuEventSynchronize, CUevent) { return enter("cuEventSynchronize"); }
 FAKE(cuEventElapsedTime, float* ms, CUevent, CUevent) {
   *ms = 1;
@@ -154,11 +174,16 @@ FAKE(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, std::size_t, CUstream) { return en
 FAKE(cuMemcpy2DAsync, const CUDA_MEMCPY2D*, CUstream) { return enter_context("cuMemcpy2DAsync"); }
 FAKE(cuStreamSynchronize, CUstream) { return enter_context("cuStreamSynchronize"); }
 FAKE(cuEventCreate, CUevent* event, unsigned) {
-  *event = reinterpret_cast<CUevent>(0x3000);
+  const std::lock_guard lock(mutex);
+  *event = reinterpret_cast<CUevent>(state.next_event += 0x10);
   return enter_context("cuEventCreate");
 }
 FAKE(cuEventDestroy, CUevent) { return enter("cuEventDestroy"); }
-FAKE(cuEventQuery, CUevent) { return enter("cuEventQuery"); }
+FAKE(cuEventQuery, CUevent event) {
+  const std::lock_guard lock(mutex);
+  const CUresult result = enter("cuEventQuery");
+  return result == CUDA_SUCCESS && state.unfinished.count(event) ? CUDA_ERROR_NOT_READY : result;
+}
 FAKE(cuLibraryLoadData, CUlibrary* library, const void*, CUjit_option*, void**, unsigned, CUlibraryOption*,
      void**, unsigned) {
   *library = reinterpret_cast<CUlibrary>(0x4000);
@@ -261,6 +286,11 @@ extern "C" void fake_fail(const char* function, int result) {
   state.fails[function] = static_cast<CUresult>(result);
 }
 extern "C" void fake_hide(const char* function) { state.hidden = function; }
+extern "C" void fake_hold_events(int on) { hold = on != 0; }
+extern "C" void fake_finish_events() {
+  const std::lock_guard lock(mutex);
+  state.unfinished.clear();
+}
 extern "C" void fake_capture(int on) { state.capturing = on != 0; }
 extern "C" int fake_calls(const char* function) { return state.calls[function]; }
 extern "C" int fake_retained() { return state.retained; }

@@ -11,8 +11,8 @@
 
 #include "check/oracle.h"
 #include "comm/socket.h"
+#include "step/drills.h"
 #include "step/rank_cases.h"
-#include "support/job.h"
 #include "support/numbers.h"
 
 namespace bdcp::test {
@@ -20,34 +20,12 @@ namespace {
 
 using testing::HasSubstr;
 using testing::Not;
-constexpr double kMore = 2;  // seconds that a machine may be slow, on top of a drill's own bound
-
-std::vector<std::string> command(const std::vector<std::string>& arguments) {
-  std::vector<std::string> all{BDCP_RANK_PROGRAM};
-  all.insert(all.end(), arguments.begin(), arguments.end());
-  return all;
-}
-
 struct Folder {
   std::string path =
       (std::filesystem::temp_directory_path() / ("bdcp_processes_" + std::to_string(getpid()))).string();
   Folder() { std::filesystem::create_directories(path); }
   ~Folder() { std::filesystem::remove_all(path); }
 };
-
-/// Each of these ranks ended with this error, in one line.
-void expect_error(Job& job, const std::vector<int>& ranks, const std::string& code, int origin,
-                  const std::vector<std::string>& words) {
-  for (const int rank : ranks) {
-    const std::string& text = job[rank].text;
-    const std::size_t at = text.find("error ");
-    ASSERT_NE(at, std::string::npos) << job.all_text();
-    const std::string line = text.substr(at, text.find('\n', at) - at);
-    EXPECT_THAT(line, HasSubstr("error " + code + " origin " + std::to_string(origin) + " scope communicator"))
-        << job.all_text();
-    for (const std::string& word : words) EXPECT_THAT(line, HasSubstr(word)) << job.all_text();
-  }
-}
 
 TEST(Processes, ResultsAreTheOraclesAndThoseOfThreadsBitForBit) {
   const Folder folder;
@@ -64,9 +42,9 @@ TEST(Processes, ResultsAreTheOraclesAndThoseOfThreadsBitForBit) {
       EXPECT_THAT(job[0].text, HasSubstr(std::string("path ") + path)) << job.all_text();
       const std::string policy =
           "{\"attention\": {\"backend\": \"host\"}, \"exchange\": {\"path\": \"" + std::string(path) + "\"}}";
+      const Runtime runtime = quiet_runtime(policy);
       std::vector<std::string> errors = on_ranks(world, [&](int rank, Communicator comm) {
-        const Step step =
-            quiet_runtime(policy).begin_step(layout, kParityShape, comm, {.device = StepOptions::device_host});
+        const Step step = runtime.begin_step(layout, kParityShape, comm, {.device = StepOptions::device_host});
         RankRun run(step, kParityShape, inputs, rank);
         run.forward(step);
         run.backward(step);

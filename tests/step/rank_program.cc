@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "comm/consensus.h"
+#include "step/device_rank.h"
 #include "step/rank_cases.h"
 #include "support/policy_fields.h"
 
@@ -44,7 +45,7 @@ Runtime runtime_of(const Setting& setting, std::vector<std::pair<std::string, st
   RuntimeOptions options;
   Policy::Sources sources;
   sources.ignore_env = true;
-  sources.code = {{"attention.backend", "\"host\""}};
+  sources.code = {{"attention.backend", setting.is("on", "gpu") ? "\"reference\"" : "\"host\""}};
   for (const char* field :
        {"exchange.path", "agreement.timeout_s", "agreement.heartbeat_s", "failure.exchange_timeout_s"})
     if (setting.given.count(field)) sources.code.emplace_back(field, setting.text(field));
@@ -79,12 +80,56 @@ void parity(const Setting& setting, Communicator comm) {
   }
 }
 
+/// A rank's shard where the test wants it: in host memory, or on the device of its rank.
+class Shard {
+ public:
+  Shard(const Step& step, const GlobalInputs& inputs, int rank, std::shared_ptr<device::Device> device)
+      : device_(std::move(device)) {
+    if (device_) {
+      gpu_ = std::make_unique<DeviceRank>(step, kParityShape, inputs, rank, device_);
+    } else {
+      host_ = std::make_unique<RankRun>(step, kParityShape, inputs, rank);
+    }
+  }
+  void forward(const Step& step) { host_ ? host_->forward(step) : gpu_->forward(step); }
+  void backward(const Step& step) { host_ ? host_->backward(step) : gpu_->backward(step); }
+  void finish() {
+    if (gpu_) gpu_->finish();
+  }
+  void delay(double seconds) { host_ ? nap(seconds) : gpu_->delay(seconds); }
+  /// A call that no step takes.
+  void misuse(const Step& step) { step.forward({}, host_ ? Stream::host() : gpu_->stream()); }
+
+ private:
+  std::shared_ptr<device::Device> device_;
+  std::unique_ptr<RankRun> host_;
+  std::unique_ptr<DeviceRank> gpu_;
+};
+
+std::shared_ptr<device::Device> device_of(const Setting& setting, int ordinal) {
+  if (!setting.is("on", "gpu")) return nullptr;
+  std::string why;
+  const auto driver = device::Driver::open(Env::from_process(), &why);
+  if (!driver) throw Error(ErrorCode::library_missing, why);
+  return driver->device(ordinal);
+}
+
+void run_out_of_memory(device::Device& device, const Communicator& comm) {
+  try {
+    (void)device.allocate(std::size_t{1} << 50);
+  } catch (const Error& error) {
+    comm.abort(error.what());
+  }
+}
+
 /// Steps of small attention until an error, or `steps` of them; one rank misbehaves where it is told to.
-void steps(const Setting& setting, const Communicator& comm) {
+void steps(const Setting& setting, const Communicator& comm, const std::shared_ptr<device::Device>& device) {
   const Runtime runtime = runtime_of(setting);
   const DocLayout layout = DocLayout::from_lengths(std::vector<std::int64_t>{60}, {.world_size = comm.size()});
   const GlobalInputs inputs(layout, kParityShape, 1);
+  const StepOptions options{.device = device ? device->facts().ordinal : StepOptions::device_host};
   const int odd_step = static_cast<int>(setting.number("odd_step", 2));
+  std::vector<std::unique_ptr<Shard>> kept;  // freeing device memory waits for the device
   for (int i = 0; i < setting.number("steps", 1e9); ++i) {
     const bool odd = setting.is("odd", std::to_string(comm.rank())) && i == odd_step;
     const std::string how = odd ? setting.text("how") : "";
@@ -100,16 +145,25 @@ void steps(const Setting& setting, const Communicator& comm) {
       nap(60);
       return;
     }
-    const Step step = runtime.begin_step(layout, kParityShape, comm, {.device = StepOptions::device_host});
-    RankRun run(step, kParityShape, inputs, comm.rank());
+    const Step step = runtime.begin_step(layout, kParityShape, comm, options);
+    kept.push_back(std::make_unique<Shard>(step, inputs, comm.rank(), device));
+    Shard& run = *kept.back();
     if (how == "die_in_step") raise(SIGKILL);
+    if (how == "stop_in_step") raise(SIGSTOP);
     if (how == "skip_forward") continue;
+    if (how == "sit_out") nap(60);
     if (how == "abort") comm.abort("told to");
-    if (how == "bad_call") run.k = HostTensor(DType::f32, 3, 1, 1);
+    if (how == "out_of_memory") run_out_of_memory(*device, comm);
+    if (how == "bad_call") run.misuse(step);
+    if (how == "slow") run.delay(setting.number("late_s", 1));
     run.forward(step);
     if (how == "die_after") raise(SIGKILL);
     run.backward(step);
     say("step " + std::to_string(i));
+    if (setting.is("sync", "no")) continue;
+    run.finish();
+    comm.check();
+    kept.clear();
   }
 }
 
@@ -165,7 +219,7 @@ void differ(const Setting& setting, const Communicator& comm) {
   attempt("calls", [&] { runtime_of(setting).begin_step(layout, kParityShape, comm, on_host); });
 }
 
-void reform(const Setting& setting) {
+void reform(const Setting& setting, const std::shared_ptr<device::Device>& device) {
   ProcessOptions options = options_of(setting);
   options.name = "survivors";
   for (const char c : setting.text("reform")) options.ranks.push_back(c - '0');
@@ -174,17 +228,19 @@ void reform(const Setting& setting) {
   Setting quiet = setting;
   quiet.given["steps"] = "2";
   quiet.given.erase("odd");
-  steps(quiet, comm);
+  steps(quiet, comm, device);
   say("reformed as rank " + std::to_string(comm.rank()) + " of " + std::to_string(comm.size()));
 }
 
 void run(const Setting& setting) {
   bool failed = false;
+  std::shared_ptr<device::Device> device;
   try {
     Communicator comm = Communicator::from_launcher(options_of(setting));
     say("created");
+    device = device_of(setting, comm.rank());
     if (setting.is("do", "parity")) parity(setting, comm);
-    if (setting.is("do", "steps")) steps(setting, comm);
+    if (setting.is("do", "steps")) steps(setting, comm, device);
     if (setting.is("do", "pump")) pump(setting, comm);
     if (setting.is("do", "differ")) differ(setting, comm);
     say("end");
@@ -192,7 +248,7 @@ void run(const Setting& setting) {
     failed = true;
     say_error(error);
   }
-  if (failed && setting.given.count("reform")) reform(setting);
+  if (failed && setting.given.count("reform")) reform(setting, device);
 }
 
 }  // namespace

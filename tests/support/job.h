@@ -30,17 +30,22 @@ class Job {
     int status = -1;   ///< as waitpid says, once it has ended
   };
 
-  /// `extra(rank)`: further arguments of one rank.
+  /// `extra(rank)`: further arguments of one rank; `more`: further variables of all ("NAME=value").
   Job(int world, const std::vector<std::string>& command,
-      const std::function<std::vector<std::string>(int)>& extra = {}) {
+      const std::function<std::vector<std::string>(int)>& extra = {},
+      const std::vector<std::string>& more = {}) {
     static int jobs = 0;
     const std::string run = "test-" + std::to_string(getpid()) + "-" + std::to_string(++jobs);
     for (int rank = 0; rank < world; ++rank) {
       std::vector<std::string> arguments = command;
       if (extra)
-        for (std::string& more : extra(rank)) arguments.push_back(std::move(more));
-      start(arguments, {"RANK=" + std::to_string(rank), "WORLD_SIZE=" + std::to_string(world),
-                        "MASTER_ADDR=127.0.0.1", "TORCHELASTIC_RUN_ID=" + run, "BDCP_SECRET=" + run});
+        for (std::string& argument : extra(rank)) arguments.push_back(std::move(argument));
+      std::vector<std::string> variables = more;
+      for (std::string& variable : std::vector<std::string>{
+               "RANK=" + std::to_string(rank), "WORLD_SIZE=" + std::to_string(world), "MASTER_ADDR=127.0.0.1",
+               "TORCHELASTIC_RUN_ID=" + run, "BDCP_SECRET=" + run})
+        variables.push_back(std::move(variable));
+      start(arguments, std::move(variables));
     }
   }
   ~Job() {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <string_view>
 
 #include "base/check.h"
 
@@ -74,14 +75,39 @@ void add_call(CLI::App& app, MeasureOptions& options, Words& words) {
       ->capture_default_str();
   app.add_option("--backend", words.backend, "auto, hopper, portable, reference or host; default: the policy's")
       ->check(CLI::Validator(known_backend, "BACKEND"));
-  app.add_option("--world", options.world, "Ranks, all in this process and on one device")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
   app.add_option("--exchange", words.exchange, "auto, allgather, halo or a2a; default: the policy's")
       ->check(CLI::Validator(known_exchange, "PATH"));
   app.add_flag("--deterministic", options.deterministic, "Bit-identical dQ too");
   app.add_option("--policy", options.policy_file, "Policy file (JSON)");
   app.add_option("--device", options.device, "auto, host or a CUDA ordinal")->capture_default_str();
+}
+
+CLI::Option* add_ranks(CLI::App& app, Request& request) {
+  app.add_flag("--spawn", request.spawn, "One process per rank, each on a GPU of its own");
+  return app
+      .add_option(
+          "--world", request.options.world,
+          "Ranks: all in this process and on one device, processes with --spawn, or those that torchrun, "
+          "mpirun or srun started")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+}
+
+CLI::Option* add_exchange(CLI::App& app, Request& request) {
+  ExchangeOptions& options = request.exchange;
+  app.add_option("--paths", options.paths, "allgather, halo, a2a")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"allgather", "halo", "a2a"}))
+      ->capture_default_str();
+  app.add_option("--sizes", options.sizes, "Bytes that a rank gives; default: 64 KiB to 256 MiB in steps of 4")
+      ->delimiter(',')
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 36));
+  app.add_option("--iters", options.iters, "Transfers in a row")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  app.add_option("--device", options.device, "auto, host or a CUDA ordinal")->capture_default_str();
+  app.add_flag("--json", request.json, "One JSON line per measurement");
+  return add_ranks(app, request);
 }
 
 }  // namespace
@@ -91,13 +117,17 @@ ParsedArgs parse_args(int argc, const char* const* argv) {
   Request& request = parsed.request;
   MeasureOptions& options = request.options;
   Words words;
-  CLI::App app("Times attention over packed documents, and checks its numbers.", "bdcp-bench");
+  CLI::App app("Times attention over packed documents and what it takes between ranks, and checks its numbers.",
+               "bdcp-bench");
   app.footer(
       "Exit codes: 0 ok, 2 usage, 3 invalid input, 4 the environment lacks something, 5 a check failed.");
   app.require_subcommand(1);
   CLI::App& attention = *app.add_subcommand("attention", "Forward and backward of one attention layer");
   add_documents(attention, request);
   add_call(attention, options, words);
+  auto* world = add_ranks(attention, request);
+  CLI::App& exchange = *app.add_subcommand("exchange", "Moving rows between ranks, without attention");
+  auto* exchange_world = add_exchange(exchange, request);
   auto* iters =
       attention.add_option("--iters", options.iters, "Timed calls, after a warm-up; the median counts")
           ->check(CLI::Range(1, 1000000))
@@ -120,7 +150,9 @@ ParsedArgs parse_args(int argc, const char* const* argv) {
   attention.add_flag("--json", request.json, "One JSON line per measurement");
   try {
     app.parse(argc, argv);
-    const bool documents = !request.packs.empty() || !request.lengths.empty() || !request.cu_seqlens.empty();
+    request.what = exchange.parsed() ? Request::What::exchange : Request::What::attention;
+    const bool documents = request.what == Request::What::exchange || !request.packs.empty() ||
+                           !request.lengths.empty() || !request.cu_seqlens.empty();
     if (!documents && request.random == 0 && !request.list_packs) {
       throw CLI::RequiredError("one of --pack, --lengths, --cu-seqlens, --random");
     }
@@ -128,6 +160,11 @@ ParsedArgs parse_args(int argc, const char* const* argv) {
     parsed.exit_code = app.exit(error) == 0 ? 0 : 2;
     return parsed;
   }
+  request.world_given = world->count() + exchange_world->count() > 0;
+  for (int i = 1; i < argc; ++i)
+    if (std::string_view(argv[i]) != "--spawn") request.children.emplace_back(argv[i]);
+  if (request.exchange.sizes.empty())
+    for (std::int64_t bytes = 64 << 10; bytes <= 256 << 20; bytes *= 4) request.exchange.sizes.push_back(bytes);
   options.shape.dtype = *parse_dtype(words.dtype);
   options.backend = words.backend;
   options.exchange = words.exchange;

@@ -6,12 +6,16 @@
 #include <string>
 #include <vector>
 
+#include "bench/exchange.h"
 #include "bench/measure.h"
 #include "bench/workload.h"
 
 namespace bdcp::bench {
 
 struct Request {
+  enum class What { attention, exchange };
+  What what = What::attention;
+  ExchangeOptions exchange;
   MeasureOptions options;
   std::vector<std::string> packs;
   std::string lengths, cu_seqlens, cu_seqlens_k;
@@ -19,6 +23,9 @@ struct Request {
   int random = 0;
   std::int64_t max_tokens = 1024;
   bool json = false, list_packs = false;
+  bool spawn = false;                 ///< a process per rank
+  bool world_given = false;           ///< on the command line
+  std::vector<std::string> children;  ///< the command line of each such process
 };
 
 /// The parsed command line, or the exit code where there is nothing to do: usage errors (2) and --help (0),

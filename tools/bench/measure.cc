@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <utility>
 
 #include "base/check.h"
 #include "base/env.h"
 #include "bench/inputs.h"
+#include "comm/launcher_env.h"
 
 namespace bdcp::bench {
 namespace {
@@ -29,11 +31,22 @@ Runtime make_runtime(Policy policy) {
   return Runtime::create(std::move(options));
 }
 
-/// The device asked for; "auto" is the first GPU, or the host where there is none or its backend is asked for.
+/// This process's number on its host, as the launcher says it.
+int local_rank(const Env& env) {
+  try {
+    return std::max(0, comm::read_launch(env.launcher).local_rank);
+  } catch (const Error&) {
+    return 0;  // nobody launched it
+  }
+}
+
+}  // namespace
+
 Place open_place(const std::string& wanted, BackendKind backend, std::string* name) {
   *name = "host";
   if (wanted == "host" || (wanted == "auto" && backend == BackendKind::host)) return {};
-  int ordinal = 0;
+  const Env env = Env::from_process();
+  int ordinal = local_rank(env);
   if (wanted != "auto") {
     const auto [end, error] = std::from_chars(wanted.data(), wanted.data() + wanted.size(), ordinal);
     require(error == std::errc() && end == wanted.data() + wanted.size() && ordinal >= 0,
@@ -41,11 +54,13 @@ Place open_place(const std::string& wanted, BackendKind backend, std::string* na
             [&] { return fmt::format("device is \"{}\"; allowed: auto, host, a CUDA ordinal", wanted); });
   }
   std::string why;
-  const auto driver = device::Driver::open(Env::from_process(), &why);
+  const auto driver = device::Driver::open(env, &why);
   if (!driver && wanted == "auto") return {};
   require(driver != nullptr, ErrorCode::library_missing,
           [&] { return fmt::format("device {}: {}", ordinal, why); });
   if (driver->device_count() == 0 && wanted == "auto") return {};
+  if (wanted == "auto")
+    ordinal %= driver->device_count();  // a launcher may show each process its own device alone
   require(ordinal < driver->device_count(), ErrorCode::invalid_argument, [&] {
     return fmt::format("device is {}; this process sees {} CUDA device(s)", ordinal, driver->device_count());
   });
@@ -54,9 +69,7 @@ Place open_place(const std::string& wanted, BackendKind backend, std::string* na
   return place;
 }
 
-}  // namespace
-
-Bench::Bench(MeasureOptions options) : options_(std::move(options)) {
+Bench::Bench(MeasureOptions options, const Team& team) : options_(std::move(options)), team_(team) {
   options_.shape.backward = options_.modes.gradients;
   runtime_ = make_runtime(make_policy(options_, options_.backend));
   const PolicyValues::Attention attention = runtime_->policy().resolve().attention;
@@ -78,7 +91,7 @@ Outputs Bench::trusted_run(const Workload& workload, const check::Problem& probl
   shape.dtype = DType::f32;
   Workload whole = workload;  // world 1, with the rows that sharding has padded
   whole.padding = problem.rows - workload.tokens();
-  Session session(*trusted_, whole.layout(1), shape, place_);
+  Session session(*trusted_, whole.layout(1), shape, place_, alone_);
   require(session.decision().backend == backend, ErrorCode::backend_unavailable, [&] {
     return fmt::format("large cases are checked against backend {} in f32, but {} ran", to_string(backend),
                        to_string(session.decision().backend));
@@ -96,7 +109,7 @@ std::vector<Measurement> Bench::measure(const Workload& workload, std::uint64_t 
                          workload.documents() - 1);
     });
   }
-  Session session(*runtime_, layout, shape, place_);
+  Session session(*runtime_, layout, shape, place_, team_);
   const check::Problem problem =
       check::Problem::from(shape, workload.cu_q, workload.cu_k, session.rows(), session.key_rows());
   Inputs inputs = random_inputs(problem, shape.dtype, seed);
@@ -130,10 +143,12 @@ std::vector<Measurement> Bench::measure(const Workload& workload, std::uint64_t 
     const Outputs first = run(session);
     if (options_.check) {
       const Outputs second = run(session);
-      const Checked checked =
-          check_numbers(problem, shape, inputs, first, options_.oracle,
-                        [&](const Inputs& f32) { return trusted_run(workload, problem, f32); });
+      Checked checked;
+      if (team_.leads())
+        checked = check_numbers(problem, shape, inputs, first, options_.oracle,
+                                [&](const Inputs& f32) { return trusted_run(workload, problem, f32); });
       for (Measurement& line : lines) {
+        if (!team_.leads()) break;
         const Tensors which = tensors_of(line);
         line.check = CheckResult{.against = checked.against,
                                  .errors = checked.errors,
@@ -149,6 +164,7 @@ std::vector<Measurement> Bench::measure(const Workload& workload, std::uint64_t 
       session.upload(poisoned);
       const Outputs outputs = run(session);
       for (Measurement& line : lines) {
+        if (!team_.leads()) break;
         line.poison = compare_poisoned(problem, shape.dtype, *options_.poison, first, outputs, tensors_of(line),
                                        dq_reproducible);
       }

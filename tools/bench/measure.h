@@ -27,15 +27,20 @@ struct MeasureOptions {
   std::string device = "auto";  ///< "auto", "host" or a CUDA ordinal
 };
 
+/// The device asked for, with its name; "auto" is this process's GPU under a launcher, else the first one, or
+/// the host where there is none or its backend is asked for. Throws Error(library_missing, invalid_argument).
+Place open_place(const std::string& wanted, BackendKind backend, std::string* name);
+
 /// Opens the device and the runtimes once; then measures any number of workloads. Not thread safe.
 class Bench {
  public:
-  /// Throws Error(library_missing) where a CUDA device is asked for and there is none.
-  explicit Bench(MeasureOptions options);
+  /// Throws Error(library_missing) where a CUDA device is asked for and there is none. `team` outlives it.
+  Bench(MeasureOptions options, const Team& team);
 
   const MeasureOptions& options() const { return options_; }
-  /// One measurement per mode, forward first. `workload` must outlive them. Throws Error(invalid_argument) for
-  /// a poisoned document that the workload does not have, and whatever begin_step throws.
+  /// One measurement per mode, forward first; checks are the leader's. `workload` must outlive them. Throws
+  /// Error(invalid_argument) for a poisoned document that the workload does not have, and whatever begin_step
+  /// throws.
   std::vector<Measurement> measure(const Workload& workload, std::uint64_t seed);
 
  private:
@@ -43,6 +48,8 @@ class Bench {
   Outputs trusted_run(const Workload& workload, const check::Problem& problem, const Inputs& f32);
 
   MeasureOptions options_;
+  const Team& team_;
+  const Team alone_{1};
   Place place_;
   std::string device_name_;
   std::optional<Runtime> runtime_, trusted_;

@@ -1,22 +1,15 @@
 #include "bench/session.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace bdcp::bench {
-namespace {
-
-/// Copies a rank's rows of a [rows, heads, dim] tensor.
-void move_rows(const Memory& memory, std::vector<std::byte>& whole, const Block& part, int rank) {
-  memory.download(whole.data() + static_cast<std::size_t>(rank) * part.bytes(), part.data(), part.bytes());
-}
-
-}  // namespace
-
-Session::Session(const Runtime& runtime, const DocLayout& layout, const CallShape& shape, const Place& place)
-    : runtime_(runtime), layout_(layout), shape_(shape), place_(place), team_(layout.world_size()) {
+Session::Session(const Runtime& runtime, const DocLayout& layout, const CallShape& shape, const Place& place,
+                 const Team& team)
+    : runtime_(runtime), layout_(layout), shape_(shape), place_(place), team_(team) {
   rows_ = layout_.local_tokens();
   key_rows_ = layout_.world_size() > 1 ? layout_.local_tokens() : layout_.key_tokens();
-  ranks_ = std::vector<Rank>(static_cast<std::size_t>(team_.world()));
+  ranks_ = std::vector<Rank>(static_cast<std::size_t>(team_.locals()));
   team_.run([&](int index, const Team::Barrier&) {
     Rank& rank = ranks_[static_cast<std::size_t>(index)];
     rank.step = begin(index);
@@ -24,10 +17,10 @@ Session::Session(const Runtime& runtime, const DocLayout& layout, const CallShap
   });
 }
 
-Step Session::begin(int rank) const {
+Step Session::begin(int local) const {
   StepOptions options;
   options.device = place_.device;
-  return runtime_.begin_step(layout_, shape_, team_.comm(rank), options);
+  return runtime_.begin_step(layout_, shape_, team_.comm(local), options);
 }
 
 void Session::allocate(Rank& rank) {
@@ -59,10 +52,11 @@ void Session::upload(const Inputs& inputs) {
     place_.memory.upload(block.data(), whole.data() + rank * block.bytes(), block.bytes());
   };
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    part(inputs.q, ranks_[i].q, i);
-    part(inputs.k, ranks_[i].k, i);
-    part(inputs.v, ranks_[i].v, i);
-    if (shape_.backward) part(inputs.dout, ranks_[i].dout, i);
+    const auto rank = static_cast<std::size_t>(team_.rank(static_cast<int>(i)));
+    part(inputs.q, ranks_[i].q, rank);
+    part(inputs.k, ranks_[i].k, rank);
+    part(inputs.v, ranks_[i].v, rank);
+    if (shape_.backward) part(inputs.dout, ranks_[i].dout, rank);
   }
 }
 
@@ -132,31 +126,34 @@ void Session::backward() {
   });
 }
 
+/// One piece per rank.
+std::vector<std::byte> Session::download(Block Rank::*tensor) const {
+  const std::size_t bytes = (ranks_.front().*tensor).bytes();
+  std::vector<std::byte> whole(static_cast<std::size_t>(team_.world()) * bytes);
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const auto rank = static_cast<std::size_t>(team_.rank(static_cast<int>(i)));
+    place_.memory.download(whole.data() + rank * bytes, (ranks_[i].*tensor).data(), bytes);
+  }
+  team_.collect(whole);
+  return whole;
+}
+
 Outputs Session::download() const {
-  const std::size_t world = ranks_.size();
-  const Memory& memory = place_.memory;
   Outputs whole;
-  whole.out.resize(world * ranks_[0].out.bytes());
-  whole.lse.resize(world * static_cast<std::size_t>(rows_ * shape_.heads_q));
+  whole.out = download(&Rank::out);
   if (shape_.backward) {
-    whole.dq.resize(world * ranks_[0].dq.bytes());
-    whole.dk.resize(world * ranks_[0].dk.bytes());
-    whole.dv.resize(world * ranks_[0].dv.bytes());
+    whole.dq = download(&Rank::dq);
+    whole.dk = download(&Rank::dk);
+    whole.dv = download(&Rank::dv);
   }
-  std::vector<float> lse(static_cast<std::size_t>(rows_ * shape_.heads_q));
-  for (std::size_t i = 0; i < world; ++i) {
-    const int index = static_cast<int>(i);
-    move_rows(memory, whole.out, ranks_[i].out, index);
-    if (shape_.backward) {
-      move_rows(memory, whole.dq, ranks_[i].dq, index);
-      move_rows(memory, whole.dk, ranks_[i].dk, index);
-      move_rows(memory, whole.dv, ranks_[i].dv, index);
-    }
-    memory.download(lse.data(), ranks_[i].lse.data(), ranks_[i].lse.bytes());
-    for (int head = 0; head < shape_.heads_q; ++head) {
-      std::copy_n(lse.data() + head * rows_, rows_, whole.lse.data() + head * rows() + index * rows_);
-    }
-  }
+  // Ranks have their rows head by head, as the whole has all rows.
+  const std::vector<std::byte> lse = download(&Rank::lse);
+  whole.lse.resize(lse.size() / sizeof(float));
+  const auto run = static_cast<std::size_t>(rows_);
+  const std::byte* from = lse.data();
+  for (int rank = 0; rank < team_.world(); ++rank)
+    for (int head = 0; head < shape_.heads_q; ++head, from += run * sizeof(float))
+      std::memcpy(whole.lse.data() + head * rows() + rank * rows_, from, run * sizeof(float));
   return whole;
 }
 

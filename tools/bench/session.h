@@ -33,10 +33,12 @@ struct Timing {
   std::optional<double> host_us;  ///< host time of one prepared call; GPU only
 };
 
-/// Not thread safe. All ranks of the layout live in this process and share the place.
+/// Not thread safe. The team's ranks in this process share the place; every process of a team does the same
+/// calls.
 class Session {
  public:
-  Session(const Runtime& runtime, const DocLayout& layout, const CallShape& shape, const Place& place);
+  Session(const Runtime& runtime, const DocLayout& layout, const CallShape& shape, const Place& place,
+          const Team& team);
 
   const Decision& decision() const { return ranks_.front().step->decision(); }
   /// Rows of Q and of K/V over all ranks, padding included.
@@ -50,7 +52,7 @@ class Session {
   void forward();
   /// Needs the outputs of forward().
   void backward();
-  /// Gradients only if the session's shape prepares backward.
+  /// Of all ranks, on the leader. Gradients only if the session's shape prepares backward.
   Outputs download() const;
 
   /// CUDA events on a GPU, wall clock on the host; `warmup` calls come first.
@@ -67,19 +69,20 @@ class Session {
   };
   struct Delay;
 
-  Step begin(int rank) const;
+  Step begin(int local) const;
   void call(const Rank& rank, const Step& step, Direction direction) const;
   void finish(const Rank& rank) const;
   void allocate(Rank& rank);
+  std::vector<std::byte> download(Block Rank::*tensor) const;
   double gpu_ms(const Rank& rank, Direction direction, const Delay& delay) const;
-  std::vector<double> slowest(int iters, const std::function<double(int rank, const Team::Barrier&)>& sample);
+  std::vector<double> slowest(int iters, const std::function<double(int local, const Team::Barrier&)>& sample);
   double host_us(Direction direction);
 
   const Runtime& runtime_;
   DocLayout layout_;
   CallShape shape_;
   Place place_;
-  Team team_;
+  const Team& team_;
   std::int64_t rows_ = 0, key_rows_ = 0;
   std::vector<Rank> ranks_;
 };

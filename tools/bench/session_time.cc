@@ -66,6 +66,8 @@ struct Session::Delay {
 double Session::gpu_ms(const Rank& rank, Direction direction, const Delay& delay) const {
   device::Device& device = place_.memory.device();
   delay.enqueue();
+  // Ranks on several devices start together only after they have met once.
+  if (team_.world() > 1) call(rank, *rank.step, direction);
   device.record(delay.start.get(), rank.stream.handle);
   call(rank, *rank.step, direction);
   device.record(delay.end.get(), rank.stream.handle);
@@ -85,6 +87,7 @@ std::vector<double> Session::slowest(int iters,
       value = std::max(value, one);
     }
   });
+  team_.take_largest(values);
   return values;
 }
 

@@ -65,17 +65,23 @@ class Communicator {
   /// Error(invalid_argument) if world_size < 1 or options.hosts has a different number of entries.
   static std::vector<Communicator> in_process(int world_size, const InProcessOptions& options = {});
   /// This process's membership in a group of processes that torchrun, mpirun or srun started, one rank each;
-  /// blocks until all members have come. Moves host memory only (StepOptions::device_host); the members talk
-  /// over TCP, on one thread per communicator besides the callers'. Throws Error(invalid_argument) naming the
-  /// variable or option, also if this process is no member; Error(timeout) naming who did not come;
-  /// Error(io_error). After a failure the survivors may form a new communicator under another name. A world of
-  /// one is self().
+  /// blocks until all members have come. Each rank has a device of its own (StepOptions::device; the first step
+  /// on it sets up NCCL, which is looked for then), or all have host memory; the members talk over TCP, on one
+  /// or two threads per communicator besides the callers'. Throws Error(invalid_argument) naming the variable
+  /// or option, also if this process is no member; Error(timeout) naming who did not come; Error(io_error).
+  /// After a failure the survivors may form a new communicator under another name. A world of one is self().
   static Communicator from_launcher(const ProcessOptions& options = {});
-  /// The same for `size` processes without a known launcher; `broadcast` carries the place to meet and a fresh
-  /// secret from rank 0 to the others. `ranks`, `rendezvous` and `secret` of the options are not used. Errors
-  /// that `broadcast` throws pass through.
+  /// The same for `size` processes without a known launcher, or threads of one process with a device each;
+  /// `broadcast` carries the place to meet and a fresh secret from rank 0 to the others. `ranks`, `rendezvous`
+  /// and `secret` of the options are not used. Errors that `broadcast` throws pass through.
   static Communicator from_broadcast(int rank, int size, const Broadcast& broadcast,
                                      const ProcessOptions& options = {});
+
+  /// from_broadcast() over the members of an initialised ncclComm_t, which carries one small broadcast and is
+  /// never aborted, destroyed or used again: a communicator of bdcp's own serves the steps, on any device of
+  /// this rank. Collective over its ranks, from one thread each. Throws Error(library_missing, nccl_error)
+  /// besides.
+  static Communicator from_nccl(void* nccl_comm, const ProcessOptions& options = {});
 
   int rank() const;
   int size() const;
