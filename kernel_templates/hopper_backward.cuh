@@ -14,7 +14,8 @@
 // Config: kBf16, kDim, kDimV (real head dims), kRatio (q heads per K/V head), kM rows per block, kN keys per
 // tile (64 where a head is wider than 128: hopper_backward_wide.cuh), kStages of Q, kStagesDo, kSlots tiles in
 // flight, kOrder (HopperBackwardOrder), kDescending (blocks from the last row on), kOrdered (tiles add dQ in
-// the order of their keys), kPayloadF32 (dtype of remote dK/dV), kSmem.
+// the order of their keys), kSplit (some tiles have an item per q head: hopper_backward_parts.cuh), kPayloadF32
+// (dtype of remote dK/dV), kSmem.
 #pragma once
 
 #include "hopper_backward_keys.cuh"

@@ -48,7 +48,14 @@ struct HopperBackwardArgs {
   const HopperKeyTile* tiles;
   const HopperKeyRows* key_rows;
   const Segment* segments;
-  int item_count;  ///< below 2^30: tiles * heads_kv. Item i is tile i / heads_kv, K/V head i % heads_kv.
+  /// dK and dV of single q heads, f32 [ring, kRatio, HopperParts::kFloats], in a ring of groups: a group is
+  /// one tile and K/V head whose q heads are items of their own.
+  float* parts;
+  int* part_counts;  ///< [split_tiles, heads_kv]: parts that are there; one more once they are summed
+  int ring;          ///< groups
+  int split_tiles;   ///< the first ones: an item per q head. Others have one per K/V head. 0 unless
+                     ///< Config::kSplit
+  int item_count;    ///< below 2^30: split_tiles * heads_q + other tiles * heads_kv, heads innermost
   int heads_q, heads_kv;
   int remote_len, shared_begin;
   float scale, scale_log2;
@@ -62,6 +69,8 @@ struct HopperRowsArgs {
   float* dq_sum;
   int* added;
   int* ticket;
+  int* part_counts;
+  i64 part_groups;  ///< counts to reset
   i64 rows;
   const HopperRows* chunks;
   int chunk_count;

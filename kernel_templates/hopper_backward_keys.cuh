@@ -1,7 +1,7 @@
 // The warpgroups of hopper_backward that compute: 64 keys each.
 #pragma once
 
-#include "hopper_backward_work.cuh"
+#include "hopper_backward_parts.cuh"
 
 namespace bdcp::kernel {
 
@@ -142,7 +142,7 @@ struct HopperKeyConsumer : HopperKeyWork {
   __device__ void walk() {
     HopperBackwardShared& shared = hopper_shared();
     float s[kM / 2];
-    HopperWalk at(blocks_of(tile()), slot().head);
+    HopperWalk at(blocks_of(tile()), slot().q_head, slot().heads);
     at.left = uniform(at.left);
 #pragma unroll
     for (int i = 0; i < Shape::kColumns / 2; ++i) dk[i] = 0.f;
@@ -169,7 +169,9 @@ struct HopperKeyConsumer : HopperKeyWork {
       barrier_wait(smem_address(&shared.tile_full[buffer]), parity_of<Config::kSlots>(round));
       if (uniform(slot().head) < 0) return;
       walk();
-      if (!must_repeat(any_non_finite(dk) || any_non_finite(dv))) {
+      bool whole = true;
+      if constexpr (Config::kSplit) whole = slot().group < 0 || HopperParts::sum(args, slot(), dk, dv);
+      if (whole && !must_repeat(any_non_finite(dk) || any_non_finite(dv))) {
         store_one<Config::kDim, Shape::kColumns>(args.dk, dk, args.scale);
         store_one<Config::kDimV, Shape::kColumnsV>(args.dv, dv, 1.f);
       }

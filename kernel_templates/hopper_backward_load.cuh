@@ -10,10 +10,8 @@ namespace bdcp::kernel {
 /// Blocks of rows in the order in which they are worked on.
 struct HopperWalk {
   int block, head, left;
-  __device__ HopperWalk(int blocks, int kv_head)
-      : block(Config::kDescending ? blocks - 1 : 0),
-        head(kv_head * Config::kRatio),
-        left(blocks * Config::kRatio) {}
+  __device__ HopperWalk(int blocks, int q_head, int heads)
+      : block(Config::kDescending ? blocks - 1 : 0), head(q_head), left(blocks * heads) {}
   __device__ void next(int blocks) {
     --left;
     block += Config::kDescending ? -1 : 1;
@@ -81,15 +79,20 @@ struct HopperKeyProducer {
   }
 
   __device__ void open_tile(int item) const {
-    int heads = args.heads_kv;
+    const int split_items = Config::kSplit ? args.split_tiles * args.heads_q : 0;
+    const bool split = item < split_items;
+    if (!split) item -= split_items;
+    int heads = split ? args.heads_q : args.heads_kv;
     asm volatile("" : "+r"(heads), "+r"(item));  // what division by it needs would be kept
-    const int tile = item / heads;
+    const int index = item / heads, head = item - index * heads;
+    const int tile = Config::kSplit && !split ? args.split_tiles + index : index;
     static_assert(sizeof(HopperKeyTile) == 64);
     HopperBackwardSlot& slot = this->slot();
     int lane = threadIdx.x % 32;
     asm volatile("" : "+r"(lane));
     if (lane < 16)
       reinterpret_cast<int*>(&slot.tile)[lane] = reinterpret_cast<const int*>(args.tiles + tile)[lane];
+    if (leads()) take_heads(slot, split ? head / Config::kRatio : head, split ? head : -1, tile);
     __syncwarp();
     if (const int rows_at = slot.tile.rows_at; rows_at >= 0) {
       const int count = slot.tile.k_end - slot.tile.k_begin;
@@ -100,7 +103,13 @@ struct HopperKeyProducer {
       slot.one = {0, 0, 0, 0};
       if (slot.tile.seg_begin < slot.tile.seg_end) slot.one = args.segments[slot.tile.seg_begin];
     }
-    open(item - tile * heads);
+    open(split ? head / Config::kRatio : head);
+  }
+  /// `q_head`: the only one of the item; negative: all.
+  __device__ void take_heads(HopperBackwardSlot& slot, int head, int q_head, int tile) const {
+    slot.q_head = q_head < 0 ? head * Config::kRatio : q_head;
+    slot.heads = q_head < 0 ? Config::kRatio : 1;
+    slot.group = q_head < 0 ? -1 : tile * args.heads_kv + head;
   }
   /// The next document of the tile that is done again.
   __device__ void open_document() const {
@@ -114,6 +123,7 @@ struct HopperKeyProducer {
       const Segment one = args.segments[segment];
       slot.one = one;
       slot.tile = {one.k_begin, one.k_end, one.q_begin, one.q_end, 0, 0, segment, segment + 1, -1, -1, 0, {}};
+      take_heads(slot, head, -1, 0);
     }
     open(head);
   }
@@ -122,8 +132,9 @@ struct HopperKeyProducer {
     const u32 full = smem_address(&hopper_shared().tile_full[buffer]);
     barrier_arrive_after_copies(full);
     if (leads()) {
-      hopper_shared().slots[buffer].head = head;
-      hopper_shared().slots[buffer].phase = opened & 1;
+      HopperBackwardSlot& slot = hopper_shared().slots[buffer];
+      slot.head = head;
+      slot.phase = opened & 1;
       barrier_arrive(full);
     }
     __syncwarp();
@@ -184,7 +195,7 @@ struct HopperRowProducer {
       const HopperBackwardSlot& slot = shared.slots[buffer];
       if (slot.head < 0) return;
       const int blocks = blocks_of(slot.tile);
-      HopperWalk walk(blocks, slot.head);
+      HopperWalk walk(blocks, slot.q_head, slot.heads);
       const int q_begin = slot.tile.q_begin, q_end = slot.tile.q_end;
       __syncwarp();
       if (threadIdx.x % 32 == 0) barrier_arrive(smem_address(&shared.slot_empty[buffer]));
@@ -250,7 +261,7 @@ __device__ inline void hopper_add_dq(const HopperBackwardArgs& args, int warpgro
     if (slot.head < 0) return;
     // The tile is read from shared memory where it is needed, to save registers.
     const bool none = HopperBackwardShape::kWide || slot.tile.sum_block < 0;
-    HopperWalk walk(none ? 0 : blocks_of(slot.tile), slot.head);
+    HopperWalk walk(none ? 0 : blocks_of(slot.tile), slot.q_head, slot.heads);
 #pragma unroll 1
     for (; walk.left > 0; walk.next(blocks_of(slot.tile)), ++added) {
       const i64 place =

@@ -32,12 +32,16 @@ constexpr int lanes_of(int dim) {
 }  // namespace bdcp::kernel
 
 /// LSE * log2(e) and delta of all rows of a chunk that have keys; zeroes the sums of rows that several key
-/// tiles add to, and dQ of rows that see none. Resets what hopper_backward draws its items from.
+/// tiles add to, and dQ of rows that see none. Resets what hopper_backward draws its items from
+/// and counts parts with.
 extern "C" __global__ void __launch_bounds__(256)
     hopper_backward_delta(const __grid_constant__ bdcp::kernel::HopperRowsArgs args) {
   using namespace bdcp::kernel;
   constexpr int kLanes = lanes_of(Config::kDimV), kRows = 256 / kLanes;  // rows at a time
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *args.ticket = 0;
+  for (i64 i = (static_cast<i64>(blockIdx.y) * gridDim.x + blockIdx.x) * 256 + threadIdx.x;
+       i < args.part_groups; i += static_cast<i64>(gridDim.x) * gridDim.y * 256)
+    args.part_counts[i] = 0;
   if (static_cast<int>(blockIdx.x) >= args.chunk_count) return;
   const HopperRows chunk = args.chunks[blockIdx.x];
   const int lane = threadIdx.x % kLanes;

@@ -36,6 +36,10 @@ struct HopperBackwardSlot {
   HopperKeyTile tile;
   Segment one;  // else the document
   int head;     // of K and V; negative: no more tiles
+  int q_head;   // the first of `heads`
+  int heads;    // all of the K/V head, or one of a group
+  int group;    // negative: all
+  int arrived;  // parts before this one
   int phase;    // of the barriers of K and V
   int again;    // documents of this tile must be done again one by one
 };

@@ -107,7 +107,7 @@ struct HopperWideConsumer : HopperKeyWork {
   }
 
   __device__ HopperWalk begin() const {
-    HopperWalk at(blocks_of(tile()), slot().head);
+    HopperWalk at(blocks_of(tile()), slot().q_head, slot().heads);
     at.left = uniform(at.left);
     return at;
   }

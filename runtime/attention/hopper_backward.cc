@@ -17,6 +17,9 @@ namespace {
 
 constexpr unsigned kRowThreads = 256;
 constexpr int kRowShares = 8;  // CTAs per chunk of rows, each with its share of the heads
+// From here on what is won in L2 outweighs leaving and adding up dK and dV (tools/results/NOTES.md).
+constexpr int kSplitRows = 1024;
+constexpr std::size_t kPartsPerCta = 2;  // one that is left while another is added up
 
 }  // namespace
 
@@ -41,12 +44,18 @@ HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& pla
                          shape.heads_q * ((shape.head_dim + shape.dim_v()) * element + shape.head_dim * 4);
   const HopperBackwardWork work =
       make_hopper_backward_work(plan, config_.rows, config_.keys, !options.batch_invariant,
-                                plan::rows_in_cache(device_->facts().l2_bytes, row_bytes));
-  require(work.tiles.items.size() * static_cast<std::size_t>(shape.heads_kv) < (std::size_t{1} << 30),
+                                plan::rows_in_cache(device_->facts().l2_bytes, row_bytes), split_rows(plan));
+  require(work.tiles.items.size() * static_cast<std::size_t>(shape.heads_q) < (std::size_t{1} << 30),
           ErrorCode::unsupported, [&] {
             return fmt::format("{} key tiles of {} heads; the kernel counts up to 2^30 items",
-                               work.tiles.items.size(), shape.heads_kv);
+                               work.tiles.items.size(), shape.heads_q);
           });
+  split_local_ = work.split_local;
+  split_remote_ = work.split_remote;
+  const auto ratio = static_cast<std::size_t>(shape.heads_q / shape.heads_kv);
+  ring_ = std::min(
+      std::max(split_local_, split_remote_) * static_cast<std::size_t>(shape.heads_kv),
+      std::max(kPartsPerCta * static_cast<std::size_t>(device_->facts().sm_count) / ratio, std::size_t{1}));
   sum_blocks_ = work.sum_blocks;
   device::Tables& tables = *context.tables;
   tiles_ = DeviceList<kernel::HopperKeyTile>(tables, work.tiles.items, work.tiles.local_count);
@@ -66,7 +75,29 @@ std::size_t HopperBackward::sums() const {
 std::size_t HopperBackward::counters() const {
   return padded((sum_blocks_ * static_cast<std::size_t>(shape_.heads_q) * 2 + 1) * sizeof(int));
 }
-std::size_t HopperBackward::workspace() const { return 2 * values() + sums() + counters(); }
+std::size_t HopperBackward::part_counts() const {
+  return padded(std::max(split_local_, split_remote_) * static_cast<std::size_t>(shape_.heads_kv) *
+                sizeof(int));
+}
+std::size_t HopperBackward::parts() const {
+  return padded(ring_ * static_cast<std::size_t>(shape_.heads_q / shape_.heads_kv) *
+                hopper_part_floats(shape_, config_) * sizeof(float));
+}
+std::size_t HopperBackward::workspace() const {
+  return 2 * values() + sums() + counters() + part_counts() + parts();
+}
+std::size_t HopperBackward::items(Part part) const {
+  return split_tiles(part) * static_cast<std::size_t>(shape_.heads_q) +
+         (tiles_.size(part) - split_tiles(part)) * static_cast<std::size_t>(shape_.heads_kv);
+}
+
+int HopperBackward::split_rows(const plan::RankPlan& plan) const {
+  if (!config_.split) return 0;
+  // Where even split by K/V head there is less than a round of work for every SM, every long tile counts.
+  std::int64_t tiles = 0;
+  for (const plan::Segment& s : plan.segments) tiles += (s.keys() + config_.keys - 1) / config_.keys;
+  return tiles * shape_.heads_kv < 4 * std::int64_t{device_->facts().sm_count} ? 1 : kSplitRows;
+}
 
 bool HopperBackward::takes(const BackwardCall& call) const {
   for (const ConstTensorView& view : {call.q, call.k, call.v, call.remote_k, call.remote_v, call.dout})
@@ -90,6 +121,8 @@ kernel::HopperRowsArgs HopperBackward::rows_args(const BackwardCall& call, Part 
   args.dq_sum = reinterpret_cast<float*>(at + 2 * values());
   args.ticket = reinterpret_cast<int*>(at + 2 * values() + sums());
   args.added = args.ticket + 1;
+  args.part_counts = reinterpret_cast<int*>(at + 2 * values() + sums() + counters());
+  args.part_groups = static_cast<std::int64_t>(split_tiles(part)) * shape_.heads_kv;
   args.rows = plan_.rows;
   args.chunks = chunks_.part(part);
   args.chunk_count = static_cast<int>(chunks_.size(part));
@@ -100,7 +133,7 @@ kernel::HopperRowsArgs HopperBackward::rows_args(const BackwardCall& call, Part 
 
 void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) const {
   check_workspace(call.workspace, workspace());
-  const std::size_t items = tiles_.size(part) * static_cast<std::size_t>(shape_.heads_kv);
+  const std::size_t items = this->items(part);
   kernel::HopperRowsArgs rows = rows_args(call, part);
   const auto shares = static_cast<std::size_t>(std::min(kRowShares, shape_.heads_q));
   const auto chunks = static_cast<std::size_t>(rows.chunk_count);
@@ -131,6 +164,11 @@ void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) 
     args.tiles = tiles_.part(part);
     args.key_rows = key_rows_.data();
     args.segments = segments_.data();
+    args.parts = reinterpret_cast<float*>(static_cast<std::byte*>(call.workspace.data) + 2 * values() + sums() +
+                                          counters() + part_counts());
+    args.part_counts = rows.part_counts;
+    args.ring = static_cast<int>(ring_);
+    args.split_tiles = static_cast<int>(split_tiles(part));
     args.item_count = static_cast<int>(items);
     args.heads_q = shape_.heads_q;
     args.heads_kv = shape_.heads_kv;

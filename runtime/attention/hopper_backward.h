@@ -33,6 +33,12 @@ class HopperBackward {
 
  private:
   enum Kernel { kDelta, kMain, kRound };
+  std::size_t split_tiles(Part part) const { return part == Part::local ? split_local_ : split_remote_; }
+  std::size_t items(Part part) const;
+  int split_rows(const plan::RankPlan& plan) const;
+  std::size_t part_counts() const;  ///< bytes
+  std::size_t parts() const;
+
   std::size_t values() const;  ///< bytes of LSE, or delta, of all rows
   std::size_t sums() const;
   std::size_t counters() const;
@@ -51,6 +57,7 @@ class HopperBackward {
   DeviceList<kernel::HopperRows> chunks_;
   DeviceList<kernel::Segment> segments_;
   std::size_t sum_blocks_ = 0;
+  std::size_t split_local_ = 0, split_remote_ = 0, ring_ = 0;
 };
 
 }  // namespace bdcp::attention

@@ -23,6 +23,7 @@ HopperBackwardConfig hopper_backward_config(const CallShape& shape) {
   const int wide = std::max(shape.head_dim, shape.dim_v());
   if (wide <= 64) config.rows = 128;
   if (wide > 128) config.keys = 64, config.q_stages = 2;
+  config.split = wide <= 128 && shape.heads_q > shape.heads_kv;
   return config;
 }
 
@@ -31,13 +32,18 @@ int hopper_backward_smem(const CallShape& shape, const HopperBackwardConfig& c) 
   const int passed = c.keys == 64 ? c.keys * c.rows * 2 : c.rows * dq_columns(shape, c) * 4;
   const int buffers = (k + v) * c.keys * 128 + (c.q_stages * k + c.dout_stages * v) * c.rows * 128 +
                       2 * (c.rows / 64) * c.keys * 128 + passed;
-  // Slots: who sees the keys, the tile and its document (100), barriers (2 * 8), what is done again (12);
-  // blocks: LSE and delta, barriers (2 * 8); other barriers and padding.
-  return buffers + c.slots * (c.keys * 16 + 128) + c.q_stages * (c.rows * 8 + 16) + c.dout_stages * 16 + 128;
+  // Slots: who sees the keys, the tile, its document and heads (108), barriers (2 * 8), what is done again
+  // (12); blocks: LSE and delta, barriers (2 * 8); other barriers and padding.
+  return buffers + c.slots * (c.keys * 16 + 144) + c.q_stages * (c.rows * 8 + 16) + c.dout_stages * 16 + 128;
 }
 
 std::size_t hopper_dq_sums(const CallShape& shape, const HopperBackwardConfig& config) {
   return static_cast<std::size_t>(config.rows * dq_columns(shape, config));
+}
+
+std::size_t hopper_part_floats(const CallShape& shape, const HopperBackwardConfig& config) {
+  const auto columns = [](int dim) { return (dim + 15) / 16 * 16; };
+  return static_cast<std::size_t>(config.keys * (columns(shape.head_dim) + columns(shape.dim_v())));
 }
 
 jit::KernelSpec hopper_backward_spec(const CallShape& shape, const std::string& arch, const Options& options) {
@@ -58,6 +64,7 @@ jit::KernelSpec hopper_backward_spec(const CallShape& shape, const std::string& 
       .add("kOrder", 0)
       .add_flag("kDescending", options.deterministic)
       .add_flag("kOrdered", options.deterministic)
+      .add_flag("kSplit", c.split)
       .add_flag("kPayloadF32", options.payload_f32)
       .add("kSmem", spec.dynamic_smem);
   return spec;

@@ -12,6 +12,7 @@ struct HopperBackwardConfig {
   int rows = 64, keys = 128;           ///< per block and per tile; 64 keys: see hopper_backward_wide.cuh
   int q_stages = 3, dout_stages = 2;   ///< blocks of Q and of dO in shared memory
   int slots = 2;                       ///< tiles in flight
+  bool split = false;                  ///< long tiles may have an item per q head: hopper_backward_parts.cuh
   int threads() const { return 384; }  ///< two warpgroups that compute and one that moves data
 };
 
@@ -20,6 +21,9 @@ HopperBackwardConfig hopper_backward_config(const CallShape& shape);
 int hopper_backward_smem(const CallShape& shape, const HopperBackwardConfig& config);
 /// f32 sums of dQ per block of rows and q head.
 std::size_t hopper_dq_sums(const CallShape& shape, const HopperBackwardConfig& config);
+
+/// f32 of dK and dV that an item of one q head leaves.
+std::size_t hopper_part_floats(const CallShape& shape, const HopperBackwardConfig& config);
 
 jit::KernelSpec hopper_backward_spec(const CallShape& shape, const std::string& arch, const Options& options);
 /// kernel: "hopper_backward_delta" or "hopper_backward_round".

@@ -14,6 +14,8 @@ struct HopperBackwardWork {
   /// Every key position of the rank, padding and remote rows included, in exactly one tile; in each part by
   /// groups of documents and longest first, those of one document in the order of their keys.
   PartList<kernel::HopperKeyTile> tiles;
+  std::size_t split_local = 0,
+              split_remote = 0;                 ///< the first tiles of each part: those with an item per q head
   std::vector<kernel::HopperKeyRows> key_rows;  ///< of shared tiles
   std::vector<plan::Segment> segments;          ///< the plan's, without rows that see no key
   /// Every query row, padding included, in exactly one chunk.
@@ -22,8 +24,9 @@ struct HopperBackwardWork {
 };
 
 /// Blocks of `rows` query rows, tiles of up to `keys` keys; whole segments of so many keys share a tile if
-/// `share`. `group_rows`: see plan::group_documents.
+/// `share`. Tiles of more than one block whose keys `split_rows` rows or more see are split; 0: none.
+/// `group_rows`: see plan::group_documents.
 HopperBackwardWork make_hopper_backward_work(const plan::RankPlan& plan, int rows, int keys, bool share,
-                                             std::int64_t group_rows = 0);
+                                             std::int64_t group_rows = 0, int split_rows = 0);
 
 }  // namespace bdcp::attention
