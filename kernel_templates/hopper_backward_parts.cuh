@@ -25,24 +25,21 @@ struct HopperParts {
   }
   template <int kCount>
   __device__ static void sum(float (&acc)[kCount], const float* from) {
+    constexpr int kAtOnce = Config::kRatio <= 8 ? Config::kRatio : 4;  // loads in flight against code size
 #pragma unroll
-    for (int i = 0; i < kCount / 4; ++i) {
-      float sum[4];
+    for (int i = 0; i < kCount; ++i) acc[i] = 0.f;
 #pragma unroll
+    for (int i = 0; i < kCount / 4; ++i)
+#pragma unroll kAtOnce
       for (int part = 0; part < Config::kRatio; ++part) {
-        float4 x;  // past L1, which may hold what was here before
+        float x[4];  // past L1, which may hold what was here before
         asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];\n"
-                     : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                     : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
                      : "l"(from + static_cast<i64>(part) * kFloats + i * 4 * kThreads)
                      : "memory");
-        sum[0] = part ? sum[0] + x.x : x.x;
-        sum[1] = part ? sum[1] + x.y : x.y;
-        sum[2] = part ? sum[2] + x.z : x.z;
-        sum[3] = part ? sum[3] + x.w : x.w;
-      }
 #pragma unroll
-      for (int j = 0; j < 4; ++j) acc[4 * i + j] = sum[j];
-    }
+        for (int j = 0; j < 4; ++j) acc[4 * i + j] += x[j];
+      }
   }
 
   /// Both warpgroups call it. False where other items of the group are not done yet; else dk and dv are those
