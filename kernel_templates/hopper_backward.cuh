@@ -24,6 +24,7 @@
 extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperBackwardShape::kThreads, 1)
     hopper_backward(const __grid_constant__ bdcp::kernel::HopperBackwardArgs args) {
   using namespace bdcp::kernel;
+  wait_for_previous_kernel();
   using Shape = HopperBackwardShape;
   HopperBackwardShared& shared = hopper_shared();
   if (threadIdx.x == 0) {

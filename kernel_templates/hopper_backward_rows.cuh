@@ -37,6 +37,7 @@ constexpr int lanes_of(int dim) {
 extern "C" __global__ void __launch_bounds__(256)
     hopper_backward_delta(const __grid_constant__ bdcp::kernel::HopperRowsArgs args) {
   using namespace bdcp::kernel;
+  launch_next_kernel();
   constexpr int kLanes = lanes_of(Config::kDimV), kRows = 256 / kLanes;  // rows at a time
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *args.ticket = 0;
   for (i64 i = (static_cast<i64>(blockIdx.y) * gridDim.x + blockIdx.x) * 256 + threadIdx.x;
@@ -87,6 +88,7 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     hopper_backward_round(const __grid_constant__ bdcp::kernel::HopperRowsArgs args) {
   using namespace bdcp::kernel;
+  wait_for_previous_kernel();
   const HopperRows chunk = args.chunks[blockIdx.x];
   if (chunk.kind != kRowsSummed) return;
   constexpr int kParts = HopperDqShape::kParts;

@@ -496,6 +496,7 @@ struct BackwardTile {
 extern "C" __global__ void __launch_bounds__(bdcp::kernel::BackwardShape::kThreads, bdcp::kernel::Config::kCtas)
     portable_backward(const __grid_constant__ bdcp::kernel::PortableBackwardArgs args) {
   using namespace bdcp::kernel;
+  wait_for_previous_kernel();
   extern __shared__ __align__(128) char smem[];
   BackwardTile work(args, smem);
   BackwardShared& shared = work.shared;

@@ -54,6 +54,7 @@ struct RowLanes {
 extern "C" __global__ void __launch_bounds__(256)
     portable_backward_delta(const __grid_constant__ bdcp::kernel::PortableBackwardArgs args) {
   using namespace bdcp::kernel;
+  launch_next_kernel();
   using Lanes = RowLanes<Config::kDimV>;
   const PortableRows chunk = args.row_chunks[blockIdx.x];
   const int count = (chunk.end - chunk.begin) * args.heads_q;
@@ -103,6 +104,7 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     portable_backward_round(const __grid_constant__ bdcp::kernel::PortableBackwardArgs args) {
   using namespace bdcp::kernel;
+  wait_for_previous_kernel();
   const PortableRows chunk = args.row_chunks[blockIdx.x];
   if (chunk.kind != kRowsSummed) return;
   constexpr int kGroups = (Config::kDim + kDqSumUnit - 1) / kDqSumUnit;

@@ -11,6 +11,20 @@ __device__ inline u32 smem_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
+/// Waits for the kernel before this one on the stream where the launch did not (Device::launch_early). First of
+/// all, in every thread: a CTA that ends without could let the kernel after this one start too soon.
+__device__ inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+/// Lets the kernel after this one be launched, to wait; once every CTA has called it.
+__device__ inline void launch_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+
 __device__ inline float negative_infinity() { return __int_as_float(0xff800000); }
 
 /// 16 bytes from global to shared memory; zeros when `valid` is false (the source is then not read).

@@ -185,9 +185,10 @@ void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) 
 void HopperBackward::launch_one(Kernel which, std::size_t x, std::size_t y, unsigned threads, void* args,
                                 Stream stream) const {
   void* parameters[] = {args};
-  device_->launch(*kernels_[which].loaded, {static_cast<unsigned>(x), static_cast<unsigned>(y), 1},
-                  {threads, 1, 1}, static_cast<unsigned>(kernels_[which].compiled->spec.dynamic_smem),
-                  stream.handle, parameters);
+  // The others follow kDelta, and wait for it themselves.
+  (device_.get()->*(which == kDelta ? &device::Device::launch : &device::Device::launch_early))(
+      *kernels_[which].loaded, {static_cast<unsigned>(x), static_cast<unsigned>(y), 1}, {threads, 1, 1},
+      static_cast<unsigned>(kernels_[which].compiled->spec.dynamic_smem), stream.handle, parameters);
 }
 
 }  // namespace bdcp::attention

@@ -236,8 +236,11 @@ class PortableAttention final : public PreparedAttention {
     void* parameters[] = {args};
     const PreparedKernel& kernel =
         (*kernels_)[static_cast<std::size_t>((aligned ? kernels_of(shape_) : 0) + which)];
-    device_->launch(*kernel.loaded, {static_cast<unsigned>(ctas), 1, 1}, {threads, 1, 1},
-                    static_cast<unsigned>(kernel.compiled->spec.dynamic_smem), stream.handle, parameters);
+    // The others follow one of this call's own kernels, and wait for it themselves.
+    const bool first = which == kForward || which == kDelta;
+    (device_.get()->*(first ? &device::Device::launch : &device::Device::launch_early))(
+        *kernel.loaded, {static_cast<unsigned>(ctas), 1, 1}, {threads, 1, 1},
+        static_cast<unsigned>(kernel.compiled->spec.dynamic_smem), stream.handle, parameters);
   }
 
   CallShape shape_;

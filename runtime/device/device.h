@@ -151,6 +151,10 @@ class Device : public std::enable_shared_from_this<Device> {
   /// args: one pointer per kernel parameter.
   void launch(const LoadedKernel& kernel, Dim3 grid, Dim3 block, unsigned dynamic_smem, void* stream,
               void** args);
+  /// The same for a kernel that itself waits for the one before it on the stream (griddepcontrol.wait, first of
+  /// all in every thread), so that its launch may overlap with that one's end.
+  void launch_early(const LoadedKernel& kernel, Dim3 grid, Dim3 block, unsigned dynamic_smem, void* stream,
+                    void** args);
   /// Writes a CUtensorMap (128 bytes, aligned to 64) to `map`. No device work.
   void encode_tensor_map(const TensorMapSpec& spec, void* map) const;
   /// Raises the dynamic shared memory limit of a loaded kernel.

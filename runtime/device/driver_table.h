@@ -29,7 +29,7 @@ inline constexpr int kDriverApiVersion = 12040;
   X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize)               \
   X(cuEventElapsedTime)                                                                                   \
   X(cuLibraryLoadData) X(cuLibraryUnload) X(cuLibraryGetKernel) X(cuKernelGetFunction)                    \
-  X(cuFuncGetAttribute) X(cuFuncSetAttribute) X(cuFuncLoad) X(cuLaunchKernel) X(cuTensorMapEncodeTiled)
+  X(cuFuncGetAttribute) X(cuFuncSetAttribute) X(cuFuncLoad) X(cuLaunchKernel) X(cuLaunchKernelEx) X(cuTensorMapEncodeTiled)
 // clang-format on
 
 /// Name and pointer; the pointer is null where the driver lacks the function, which is an error at first use.

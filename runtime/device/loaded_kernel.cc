@@ -86,19 +86,49 @@ void Device::allow_smem(const LoadedKernel& kernel, int dynamic_smem) {
       dynamic_smem);
 }
 
+namespace {
+
+std::string describe(const LoadedKernel& kernel, Dim3 grid, Dim3 block, unsigned dynamic_smem) {
+  return fmt::format("grid ({}, {}, {}), block ({}, {}, {}), {} bytes of dynamic shared memory, {} registers",
+                     grid.x, grid.y, grid.z, block.x, block.y, block.z, dynamic_smem, kernel.registers());
+}
+
+}  // namespace
+
 void Device::launch(const LoadedKernel& kernel, Dim3 grid, Dim3 block, unsigned dynamic_smem, void* stream,
                     void** args) {
   const DriverTable& table = driver_->table();
   ContextScope scope(table, context_);
   table.call(
-      table.cuLaunchKernel_,
-      [&] {
-        return fmt::format(
-            "grid ({}, {}, {}), block ({}, {}, {}), {} bytes of dynamic shared memory, {} registers", grid.x,
-            grid.y, grid.z, block.x, block.y, block.z, dynamic_smem, kernel.registers());
-      },
+      table.cuLaunchKernel_, [&] { return describe(kernel, grid, block, dynamic_smem); },
       static_cast<CUfunction>(kernel.function()), grid.x, grid.y, grid.z, block.x, block.y, block.z,
       dynamic_smem, static_cast<CUstream>(stream), args, nullptr);
+}
+
+void Device::launch_early(const LoadedKernel& kernel, Dim3 grid, Dim3 block, unsigned dynamic_smem,
+                          void* stream, void** args) {
+  const DriverTable& table = driver_->table();
+  constexpr int kFirstDriver = 12030;  // from here on also inside captured graphs
+  if (facts_.cc_major < 9 || table.version < kFirstDriver || table.cuLaunchKernelEx_.pointer == nullptr)
+    return launch(kernel, grid, block, dynamic_smem, stream, args);
+  ContextScope scope(table, context_);
+  CUlaunchAttribute attribute{};
+  attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+  attribute.value.programmaticStreamSerializationAllowed = 1;
+  CUlaunchConfig config{};
+  config.gridDimX = grid.x;
+  config.gridDimY = grid.y;
+  config.gridDimZ = grid.z;
+  config.blockDimX = block.x;
+  config.blockDimY = block.y;
+  config.blockDimZ = block.z;
+  config.sharedMemBytes = dynamic_smem;
+  config.hStream = static_cast<CUstream>(stream);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  table.call(
+      table.cuLaunchKernelEx_, [&] { return describe(kernel, grid, block, dynamic_smem); }, &config,
+      static_cast<CUfunction>(kernel.function()), args, nullptr);
 }
 
 void Device::encode_tensor_map(const TensorMapSpec& spec, void* map) const {

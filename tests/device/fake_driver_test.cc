@@ -138,6 +138,25 @@ TEST_F(FakeDriver, LoadLaunchUnload) {
   EXPECT_EQ(calls("cuLibraryUnload"), 2);  // not leaked
 }
 
+TEST_F(FakeDriver, EarlyLaunchesWhereTheDeviceAndTheDriverHaveThem) {
+  const auto launch = [&](int ordinal) {
+    auto device = this->device(ordinal);
+    const auto kernel = device->load("cubin", 5, "kernel", 0);
+    device->launch_early(*kernel, {}, {}, 0, nullptr, nullptr);
+  };
+  launch(0);
+  EXPECT_EQ(calls("cuLaunchKernelEx"), 1);
+  EXPECT_TRUE(number("fake_early"));
+  EXPECT_TRUE(number("fake_in_primary"));
+  EXPECT_EQ(calls("cuLaunchKernel"), 0);
+  launch(1);  // sm_86
+  EXPECT_EQ(calls("cuLaunchKernel"), 1);
+  hide("cuLaunchKernelEx");
+  launch(0);
+  EXPECT_EQ(calls("cuLaunchKernel"), 2);
+  EXPECT_EQ(calls("cuLaunchKernelEx"), 1);
+}
+
 TEST_F(FakeDriver, CopiesOfNothingAndOfContiguousRows) {
   auto device = this->device();
   char bytes[64] = {};

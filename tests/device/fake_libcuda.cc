@@ -22,6 +22,7 @@ struct State {
   std::uintptr_t next_stream = 0;
   bool capturing = false;
   int smem = 0;
+  bool early = false;  // the last launch need not wait for the kernel before it
   std::uintptr_t next_event = 0x3000;
   std::set<CUevent> unfinished;  // recorded while their thread held events
   CUcontext during = nullptr;    // context current in the last call that needs one
@@ -218,6 +219,12 @@ FAKE(cuTensorMapEncodeTiled, CUtensorMap*, CUtensorMapDataType, cuuint32_t, void
   return enter_context("cuTensorMapEncodeTiled");
 }
 
+FAKE(cuLaunchKernelEx, const CUlaunchConfig* config, CUfunction, void**, void**) {
+  state.early =
+      config->numAttrs == 1 && config->attrs[0].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+  return enter_context("cuLaunchKernelEx");
+}
+
 void* find(const std::string& name) {
 #define KNOWN(known) \
   if (name == #known) return reinterpret_cast<void*>(&fake_##known);
@@ -264,6 +271,7 @@ void* find(const std::string& name) {
   KNOWN(cuFuncSetAttribute)
   KNOWN(cuLaunchKernel)
   KNOWN(cuTensorMapEncodeTiled)
+  KNOWN(cuLaunchKernelEx)
   return nullptr;
 }
 
@@ -295,6 +303,7 @@ extern "C" void fake_capture(int on) { state.capturing = on != 0; }
 extern "C" int fake_calls(const char* function) { return state.calls[function]; }
 extern "C" int fake_retained() { return state.retained; }
 extern "C" int fake_smem() { return state.smem; }
+extern "C" int fake_early() { return state.early; }
 extern "C" int fake_in_primary() { return state.during == kPrimary; }
 extern "C" int fake_depth() { return static_cast<int>(stack.size()); }
 extern "C" void fake_set_current(void* context) { stack.push_back(static_cast<CUcontext>(context)); }

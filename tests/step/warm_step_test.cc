@@ -106,10 +106,11 @@ TEST_P(WarmStep, OneUploadAndNoAllocation) {
 TEST_P(WarmStep, CallsLaunchAndNothingElse) {
   const Step step = begin();
   run(step, 0);
-  const int launched = calls({"cuLaunchKernel"}), others = allocations() + waits() + copies(),
+  const int launched = calls({"cuLaunchKernel", "cuLaunchKernelEx"}),
+            others = allocations() + waits() + copies(),
             events = calls({"cuEventRecord", "cuEventQuery", "cuStreamWaitEvent"});
   run(step, 0);
-  EXPECT_GE(calls({"cuLaunchKernel"}), launched + 3);
+  EXPECT_GE(calls({"cuLaunchKernel", "cuLaunchKernelEx"}), launched + 3);
   EXPECT_EQ(allocations() + waits() + copies(), others);
   EXPECT_EQ(calls({"cuEventRecord", "cuEventQuery", "cuStreamWaitEvent"}), events);
 }
