@@ -80,7 +80,7 @@ class HopperAttention final : public PreparedAttention {
     check_call(shape_, plan_, call);
     const std::size_t items = tiles_.size(part) * groups();
     if (items == 0) return;
-    tables_->use(stream.handle);
+    const bool captured = tables_->use(stream.handle);
     for (const ConstTensorView& view :
          {call.q, call.k, call.v, call.remote_k, call.remote_v, ConstTensorView(call.out)})
       if (!fits_tma(view)) {
@@ -104,7 +104,7 @@ class HopperAttention final : public PreparedAttention {
     args.item_count = static_cast<int>(items);
     args.groups = static_cast<int>(groups());
     args.remote_len = static_cast<int>(plan_.remote_len);
-    args.ticket = counters_->of(stream.handle);
+    args.ticket = counters_->of(stream.handle, captured);
     args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
     const auto ctas = std::min<std::size_t>(items, static_cast<std::size_t>(device_->facts().sm_count));
     void* parameters[] = {&args};
