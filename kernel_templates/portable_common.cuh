@@ -11,6 +11,11 @@ __device__ inline u32 smem_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
+/// Whether the work list ends before `item`; `count` as in ReferenceForwardArgs.
+__device__ inline bool past_end(const int* count, unsigned item) {
+  return count != nullptr && static_cast<int>(item) >= *count;
+}
+
 __device__ inline float negative_infinity() { return __int_as_float(0xff800000); }
 
 /// 16 bytes from global to shared memory; zeros when `valid` is false (the source is then not read).
