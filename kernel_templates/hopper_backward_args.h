@@ -48,7 +48,8 @@ struct HopperBackwardArgs {
   const HopperKeyTile* tiles;
   const HopperKeyRows* key_rows;
   const Segment* segments;
-  int item_count;  ///< below 2^30: tiles * heads_kv. Item i is tile i / heads_kv, K/V head i % heads_kv.
+  const int* tile_count;  ///< see ReferenceForwardArgs; null: item_count says it
+  int item_count;         ///< below 2^30: tiles * heads_kv. Item i is tile i / heads_kv, K/V head i % heads_kv.
   int heads_q, heads_kv;
   int remote_len, shared_begin;
   float scale, scale_log2;
@@ -64,6 +65,7 @@ struct HopperRowsArgs {
   int* ticket;
   i64 rows;
   const HopperRows* chunks;
+  const int* count;  ///< of chunks, see ReferenceForwardArgs; null: chunk_count says it
   int chunk_count;
   int heads_q;
   float scale;

@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(256)
   using namespace bdcp::kernel;
   constexpr int kLanes = lanes_of(Config::kDimV), kRows = 256 / kLanes;  // rows at a time
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *args.ticket = 0;
-  if (static_cast<int>(blockIdx.x) >= args.chunk_count) return;
+  if (static_cast<int>(blockIdx.x) >= args.chunk_count || past_end(args.count, blockIdx.x)) return;
   const HopperRows chunk = args.chunks[blockIdx.x];
   const int lane = threadIdx.x % kLanes;
   for (int head = blockIdx.y; head < args.heads_q; head += gridDim.y) {
@@ -83,6 +83,7 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     hopper_backward_round(const __grid_constant__ bdcp::kernel::HopperRowsArgs args) {
   using namespace bdcp::kernel;
+  if (past_end(args.count, blockIdx.x)) return;
   const HopperRows chunk = args.chunks[blockIdx.x];
   if (chunk.kind != kRowsSummed) return;
   constexpr int kParts = HopperDqShape::kParts;

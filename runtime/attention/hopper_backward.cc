@@ -42,17 +42,25 @@ HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& pla
   const HopperBackwardWork work =
       make_hopper_backward_work(plan, config_.rows, config_.keys, !options.batch_invariant,
                                 plan::rows_in_cache(device_->facts().l2_bytes, row_bytes));
-  require(work.tiles.items.size() * static_cast<std::size_t>(shape.heads_kv) < (std::size_t{1} << 30),
-          ErrorCode::unsupported, [&] {
-            return fmt::format("{} key tiles of {} heads; the kernel counts up to 2^30 items",
-                               work.tiles.items.size(), shape.heads_kv);
+  const GraphRoom& room = context.room;
+  const std::size_t room_for_tiles = room.pieces(plan.key_rows, config_.keys);
+  const std::size_t most = std::max(work.tiles.items.size(), room_for_tiles);
+  require(most * static_cast<std::size_t>(shape.heads_kv) < (std::size_t{1} << 30), ErrorCode::unsupported,
+          [&] {
+            return fmt::format("{} key tiles of {} heads; the kernel counts up to 2^30 items", most,
+                               shape.heads_kv);
           });
   sum_blocks_ = work.sum_blocks;
+  // Only documents of more keys than a tile have sums.
+  if (room.wanted()) sum_blocks_ = plan.key_rows > config_.keys ? room.pieces(plan.rows, config_.rows) : 0;
   device::Tables& tables = *context.tables;
-  tiles_ = DeviceList<kernel::HopperKeyTile>(tables, work.tiles.items, work.tiles.local_count);
-  key_rows_ = DeviceList<kernel::HopperKeyRows>(tables, work.key_rows);
-  chunks_ = DeviceList<kernel::HopperRows>(tables, work.chunks.items, work.chunks.local_count);
-  segments_ = DeviceList<kernel::Segment>(tables, to_kernel(work.segments));
+  tiles_ = DeviceList<kernel::HopperKeyTile>(tables, work.tiles.items, work.tiles.local_count, room_for_tiles);
+  key_rows_ =
+      DeviceList<kernel::HopperKeyRows>(tables, work.key_rows, work.key_rows.size(), room.each(plan.key_rows));
+  chunks_ = DeviceList<kernel::HopperRows>(tables, work.chunks.items, work.chunks.local_count,
+                                           room.pieces(plan.rows, config_.rows, 2));
+  segments_ =
+      DeviceList<kernel::Segment>(tables, to_kernel(work.segments), work.segments.size(), room.segments());
 }
 
 std::size_t HopperBackward::values() const {
@@ -92,6 +100,7 @@ kernel::HopperRowsArgs HopperBackward::rows_args(const BackwardCall& call, Part 
   args.added = args.ticket + 1;
   args.rows = plan_.rows;
   args.chunks = chunks_.part(part);
+  args.count = chunks_.count();
   args.chunk_count = static_cast<int>(chunks_.size(part));
   args.heads_q = shape_.heads_q;
   args.scale = static_cast<float>(shape_.softmax_scale());
@@ -131,6 +140,7 @@ void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) 
     args.tiles = tiles_.part(part);
     args.key_rows = key_rows_.data();
     args.segments = segments_.data();
+    args.tile_count = tiles_.count();
     args.item_count = static_cast<int>(items);
     args.heads_q = shape_.heads_q;
     args.heads_kv = shape_.heads_kv;
