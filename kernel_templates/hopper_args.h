@@ -35,6 +35,7 @@ struct HopperForwardArgs {
   i64 lse_stride;
   const HopperTile* tiles;
   const KeyRange* visible;
+  const int* tile_count;  ///< see ReferenceForwardArgs; null: item_count says it
   /// Below 2^30: tiles * groups. Item i is tile i / groups with q heads from i % groups * Config::kPack on.
   int item_count;
   int groups;  ///< heads_q / Config::kPack

@@ -52,6 +52,7 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperBackwardShape::
       init(&shared.dq_empty[i], 1);
     }
     shared.again_count = 0;
+    shared.item_count = args.tile_count != nullptr ? *args.tile_count * args.heads_kv : args.item_count;
     asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
     prefetch_map(args.q);
     prefetch_map(args.dout);

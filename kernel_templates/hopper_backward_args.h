@@ -51,11 +51,12 @@ struct HopperBackwardArgs {
   /// dK and dV of single q heads, f32 [ring, kRatio, HopperParts::kFloats], in a ring of groups: a group is
   /// one tile and K/V head whose q heads are items of their own.
   float* parts;
-  int* part_counts;  ///< [split_tiles, heads_kv]: parts that are there; one more once they are summed
-  int ring;          ///< groups
-  int split_tiles;   ///< the first ones: an item per q head. Others have one per K/V head. 0 unless
-                     ///< Config::kSplit
-  int item_count;    ///< below 2^30: split_tiles * heads_q + other tiles * heads_kv, heads innermost
+  int* part_counts;       ///< [split_tiles, heads_kv]: parts that are there; one more once they are summed
+  int ring;               ///< groups
+  int split_tiles;        ///< the first ones: an item per q head. Others have one per K/V head. 0 unless
+                          ///< Config::kSplit
+  const int* tile_count;  ///< see ReferenceForwardArgs, tiles that are not split; null: item_count says it
+  int item_count;         ///< below 2^30: split_tiles * heads_q + other tiles * heads_kv, heads innermost
   int heads_q, heads_kv;
   int remote_len, shared_begin;
   float scale, scale_log2;
@@ -73,6 +74,7 @@ struct HopperRowsArgs {
   i64 part_groups;  ///< counts to reset
   i64 rows;
   const HopperRows* chunks;
+  const int* count;  ///< of chunks, see ReferenceForwardArgs; null: chunk_count says it
   int chunk_count;
   int heads_q;
   float scale;

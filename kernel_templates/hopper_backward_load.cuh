@@ -56,7 +56,7 @@ struct HopperKeyProducer {
 #pragma unroll 1
     for (;; ++round) {
       claim(round);
-      if (shared.again_count == 0 && item >= args.item_count) {
+      if (shared.again_count == 0 && item >= shared.item_count) {
         // What is still in flight may have to be done again.
 #pragma unroll 1
         for (int i = 1; i < Config::kSlots; ++i) claim(round + i);

@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(256)
   for (i64 i = (static_cast<i64>(blockIdx.y) * gridDim.x + blockIdx.x) * 256 + threadIdx.x;
        i < args.part_groups; i += static_cast<i64>(gridDim.x) * gridDim.y * 256)
     args.part_counts[i] = 0;
-  if (static_cast<int>(blockIdx.x) >= args.chunk_count) return;
+  if (static_cast<int>(blockIdx.x) >= args.chunk_count || past_end(args.count, blockIdx.x)) return;
   const HopperRows chunk = args.chunks[blockIdx.x];
   const int lane = threadIdx.x % kLanes;
   for (int head = blockIdx.y; head < args.heads_q; head += gridDim.y) {
@@ -89,6 +89,7 @@ extern "C" __global__ void __launch_bounds__(256)
     hopper_backward_round(const __grid_constant__ bdcp::kernel::HopperRowsArgs args) {
   using namespace bdcp::kernel;
   wait_for_previous_kernel();
+  if (past_end(args.count, blockIdx.x)) return;
   const HopperRows chunk = args.chunks[blockIdx.x];
   if (chunk.kind != kRowsSummed) return;
   constexpr int kParts = HopperDqShape::kParts;

@@ -61,6 +61,7 @@ struct HopperBackwardShared {
   u64 dq_full[2], dq_empty[2];  // by warpgroup
   HopperAgain again[Config::kSlots];
   int again_count;  // both the loading warp's alone
+  int item_count;
 };
 
 /// K, V, the Q buffers, the dO buffers, two of dS, dQ of both warpgroups, HopperBackwardShared.

@@ -18,6 +18,7 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperShape::kThreads
   using namespace bdcp::kernel;
   HopperShared& shared = hopper_shared();
   if (threadIdx.x == 0) {
+    shared.item_count = args.tile_count != nullptr ? *args.tile_count * args.groups : args.item_count;
     const int consumers = 4 * Config::kWgs;  // warps
     for (int i = 0; i < Config::kSlots; ++i) {
       barrier_init(smem_address(&shared.tile_full[i]), 1);

@@ -18,6 +18,8 @@ struct HopperProducer {
 
   __device__ explicit HopperProducer(const HopperForwardArgs& a) : args(a) {}
 
+  /// From shared memory each time: kept, it would cost a register.
+  __device__ static int item_count() { return hopper_shared().item_count; }
   /// This CTA's item of a round where items are dealt out: of the first two rounds, and of all without a
   /// ticket. Every other round goes backwards so that no CTA always gets the longer one.
   __device__ static int dealt(int round) {
@@ -32,7 +34,7 @@ struct HopperProducer {
     if (!args.ticket) return dealt(round);
     int value = __shfl_sync(0xffffffffu, drawn, 0), ctas = gridDim.x;
     asm volatile("" : "+r"(ctas));
-    const int rest = max(args.item_count - 2 * ctas, 0);
+    const int rest = max(item_count() - 2 * ctas, 0);
     if (value < rest)
       drawn = draw();
     else if (value == rest + ctas - 1 && threadIdx.x % 32 == 0)
@@ -48,7 +50,7 @@ struct HopperProducer {
   /// One word of a tile per lane.
   __device__ int load_tile(int item) const {
     constexpr int kWords = sizeof(HopperTile) / sizeof(int);
-    if (item >= args.item_count) return 0;
+    if (item >= item_count()) return 0;
     int lane = threadIdx.x % kWords;
     asm volatile("" : "+r"(lane), "+r"(item));
     return reinterpret_cast<const int*>(args.tiles + item / groups())[lane];
@@ -63,7 +65,7 @@ struct HopperProducer {
     for (int round = 0;; ++round) {
       mine = next;
       next = load_tile(following);  // arrives while this tile is loaded
-      const int group = current < args.item_count ? current % groups() : -1;
+      const int group = current < item_count() ? current % groups() : -1;
       head = group * Config::kPack / Config::kRatio;
       int block = group < 0 ? 0 : static_cast<int>((static_cast<u32>(word(3) - word(2)) + kN - 1) / kN);
       loaded += block;

@@ -34,6 +34,7 @@ struct HopperShared {
   alignas(16) HopperSlot slots[Config::kSlots];
   u64 tile_full[Config::kSlots], q_full[Config::kSlots], o_full[Config::kSlots], slot_empty[Config::kSlots];
   u64 k_full[Config::kStages], k_empty[Config::kStages], v_full[Config::kStages], v_empty[Config::kStages];
+  int item_count;
 };
 
 static_assert(Config::kSlots * HopperShape::kSlotBytes +

@@ -28,13 +28,15 @@ struct DropoutArgs {
   i64 q_offset, k_offset;  ///< packed-sequence index of row 0 and key position 0
 };
 
-/// Grid: items * heads_q CTAs in x.
+/// Grid: items * heads_q CTAs in x. `item_count` here and elsewhere: where on the device to read how many of
+/// the grid's items there are, in launches that are captured for later work lists; null: all of them.
 struct ReferenceForwardArgs {
   Tensor q, k, v, remote_k, remote_v, out;
   float* lse;  ///< [heads_q][rows], may be null
   i64 lse_stride, remote_len;
   const Segment* segments;
   const ReferenceItem* items;
+  const int* item_count;
   float scale;
   int heads_q;
   DropoutArgs dropout;
@@ -50,6 +52,7 @@ struct ReferenceBackwardArgs {
   i64 lse_stride, delta_stride, remote_len, shared_begin;
   const Segment* segments;
   const ReferenceItem* items;
+  const int* item_count;
   float scale;
   int heads_q, heads_kv;
   DropoutArgs dropout;

@@ -15,6 +15,7 @@ struct PortableForwardArgs {
   float* lse;  ///< may be null
   i64 lse_stride;
   const PortableTile* tiles;  ///< the launch covers gridDim.x / head_groups tiles from here
+  const int* tile_count;      ///< see ReferenceForwardArgs
   const Segment* segments;
   int remote_len;
   int head_groups;   ///< heads_q / Config::kPack
@@ -58,6 +59,7 @@ struct PortableBackwardArgs {
   PortableKeyGradient dk, dv;
   const PortableKeyTile* tiles;
   const PortableRows* row_chunks;
+  const int *tile_count, *chunk_count;  ///< see ReferenceForwardArgs
   const Segment* segments;
   int remote_len, shared_begin;
   int heads_q, heads_kv;
@@ -72,6 +74,7 @@ struct PortableDqArgs {
   const float* delta;  ///< as in PortableBackwardArgs
   i64 rows;
   const PortableTile* tiles;  ///< the launch covers gridDim.x / head_groups tiles from here
+  const int* tile_count;      ///< see ReferenceForwardArgs
   const Segment* segments;
   int remote_len;
   int head_groups;  ///< heads_q / Config::kPack

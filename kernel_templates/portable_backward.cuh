@@ -498,6 +498,7 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::BackwardShape::kThrea
   using namespace bdcp::kernel;
   wait_for_previous_kernel();
   extern __shared__ __align__(128) char smem[];
+  if (past_end(args.tile_count, blockIdx.x / args.heads_kv)) return;
   BackwardTile work(args, smem);
   BackwardShared& shared = work.shared;
   // As in forward: documents that share a tile are done again one by one if anything came out non-finite, with

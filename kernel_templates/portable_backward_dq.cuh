@@ -231,6 +231,7 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::DqShape::kThreads, bd
     portable_backward_dq(const __grid_constant__ bdcp::kernel::PortableDqArgs args) {
   using namespace bdcp::kernel;
   wait_for_previous_kernel();
+  if (past_end(args.tile_count, blockIdx.x / args.head_groups)) return;
   DqTile work(args);
   if (threadIdx.x == 0) work.shared().loaded = make_int2(work.shared().tile.k_begin, work.shared().tile.k_end);
   __syncthreads();

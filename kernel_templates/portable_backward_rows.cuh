@@ -56,6 +56,7 @@ extern "C" __global__ void __launch_bounds__(256)
   using namespace bdcp::kernel;
   launch_next_kernel();
   using Lanes = RowLanes<Config::kDimV>;
+  if (past_end(args.chunk_count, blockIdx.x)) return;
   const PortableRows chunk = args.row_chunks[blockIdx.x];
   const int count = (chunk.end - chunk.begin) * args.heads_q;
   const int lane = threadIdx.x % Lanes::kLanes, per_pass = 256 / Lanes::kLanes;
@@ -105,6 +106,7 @@ extern "C" __global__ void __launch_bounds__(256)
     portable_backward_round(const __grid_constant__ bdcp::kernel::PortableBackwardArgs args) {
   using namespace bdcp::kernel;
   wait_for_previous_kernel();
+  if (past_end(args.chunk_count, blockIdx.x)) return;
   const PortableRows chunk = args.row_chunks[blockIdx.x];
   if (chunk.kind != kRowsSummed) return;
   constexpr int kGroups = (Config::kDim + kDqSumUnit - 1) / kDqSumUnit;

@@ -25,6 +25,11 @@ __device__ inline void launch_next_kernel() {
 #endif
 }
 
+/// Whether the work list ends before `item`; `count` as in ReferenceForwardArgs.
+__device__ inline bool past_end(const int* count, unsigned item) {
+  return count != nullptr && static_cast<int>(item) >= *count;
+}
+
 __device__ inline float negative_infinity() { return __int_as_float(0xff800000); }
 
 /// 16 bytes from global to shared memory; zeros when `valid` is false (the source is then not read).

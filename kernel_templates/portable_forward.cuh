@@ -302,6 +302,7 @@ struct ForwardTile : RowTile<PortableForwardArgs> {
 extern "C" __global__ void __launch_bounds__(bdcp::kernel::ForwardShape::kThreads, bdcp::kernel::Config::kCtas)
     portable_forward(const __grid_constant__ bdcp::kernel::PortableForwardArgs args) {
   using namespace bdcp::kernel;
+  if (past_end(args.tile_count, blockIdx.x / args.head_groups)) return;
   ForwardTile work(args);
   // Documents that share a tile also share P * V: 0 * NaN would carry one document's NaN into another. A clean
   // result proves that nothing was carried (one pass); otherwise each document is done again with the others'

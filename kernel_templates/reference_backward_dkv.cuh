@@ -81,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::kThreads, 1)
     reference_backward_dkv(const bdcp::kernel::ReferenceBackwardArgs args) {
   using namespace bdcp::kernel;
   __shared__ Shared shared;
+  if (past_end(args.item_count, blockIdx.x / (unsigned)args.heads_kv)) return;
   const ReferenceItem item = args.items[blockIdx.x / (unsigned)args.heads_kv];
   const int kv_head = (int)(blockIdx.x % (unsigned)args.heads_kv);
   if (item.segment < 0) {

@@ -33,6 +33,11 @@ struct alignas(16) Shared {
   float weights[2][kTile][kTile];
 };
 
+/// Whether the work list ends before `item`; `count` as in ReferenceForwardArgs.
+__device__ __forceinline__ bool past_end(const int* count, unsigned item) {
+  return count != nullptr && (int)item >= *count;
+}
+
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
 
 // ---- elements -------------------------------------------------------------------------------------------

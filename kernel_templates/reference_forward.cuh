@@ -77,6 +77,7 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::kThreads, 1)
     reference_forward(const bdcp::kernel::ReferenceForwardArgs args) {
   using namespace bdcp::kernel;
   __shared__ Shared shared;
+  if (past_end(args.item_count, blockIdx.x / (unsigned)args.heads_q)) return;
   const ReferenceItem item = args.items[blockIdx.x / (unsigned)args.heads_q];
   const int head = (int)(blockIdx.x % (unsigned)args.heads_q);
   if (item.segment < 0)

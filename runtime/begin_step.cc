@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "comm/call_ledger.h"
 #include "comm/consensus.h"
+#include "graph_class.h"
 #include "runtime_impl.h"
 
 namespace bdcp {
@@ -21,6 +22,7 @@ struct Draft {
   std::shared_ptr<Step::Impl> step;
   plan::GlobalPlan global;
   attention::Options options;
+  GraphClass graph;
   std::vector<std::shared_ptr<const attention::PreparedAttention>> prepared;  ///< by shape, for `candidate`
   BackendKind candidate = BackendKind::automatic;
   RankReport report;
@@ -114,6 +116,7 @@ class StepBuilder {
     const std::string bad = plan::plan_guard(draft.step->plan);
     require(bad.empty(), ErrorCode::internal, [&] { return "the plan is invalid: " + bad; });
     choose_device(values, draft);
+    draft.graph = graph_class(options_, *draft.step, shapes_);
     draft.options = attention::options_of(values);
     weigh_backends(values, draft);
   }
@@ -185,15 +188,18 @@ class StepBuilder {
   }
 
   std::vector<std::shared_ptr<const attention::PreparedAttention>> prepare_shapes(
-      const attention::Backend& backend, const Draft& draft) const {
+      const attention::Backend& backend, Draft& draft) const {
     const auto& device = draft.step->device_handle;
+    std::optional<device::RelaxedCaptures> relaxed;  // other threads, or this one, may be in a capture
+    if (device) relaxed.emplace(device->driver());
     const Runtime::Impl::DeviceMemory memory =
         device ? runtime_.device_memory(device) : Runtime::Impl::DeviceMemory{};
     const attention::PrepareContext context{.device = device,
                                             .cache = runtime_.services.cache.get(),
                                             .on_downgrade = report_to(draft.step->policy),
                                             .tables = device ? memory.tables->make_tables() : nullptr,
-                                            .counters = memory.counters};
+                                            .counters = memory.counters,
+                                            .room = {draft.graph.documents}};
     std::vector<std::shared_ptr<const attention::PreparedAttention>> prepared;
     for (const CallShape& shape : shapes_) {
       prepared.push_back(backend.prepare(shape, draft.step->plan, draft.options, context));
@@ -203,7 +209,8 @@ class StepBuilder {
              comm::required_kernels(shape.dtype, draft.options.payload_f32, device->facts().arch))
           runtime_.services.cache->load(spec, device);
     }
-    if (context.tables) context.tables->upload();
+    if (context.tables) place_tables(draft.graph, backend.kind(), prepared, *context.tables);
+    draft.step->tables = context.tables;
     return prepared;
   }
 
@@ -258,6 +265,9 @@ class StepBuilder {
         comm_.group()->prepare(step.device_handle, comm::deadline_in(most));
       }
       for (std::size_t i = 0; i < shapes_.size(); ++i) step.shapes.push_back(assemble(values, draft, i));
+      step.graph_documents = draft.graph.documents;
+      step.recapture = draft.graph.recapture;
+      if (step.recapture) ++runtime_.services.metrics->recaptures;
     } catch (const Error& error) {
       if (comm_.size() > 1) comm_.group()->fail(error);
       throw;

@@ -10,7 +10,8 @@
 namespace bdcp {
 
 struct Metrics {
-  std::atomic<std::uint64_t> steps{0}, failed_steps{0}, forward_calls{0}, backward_calls{0}, failed_calls{0};
+  std::atomic<std::uint64_t> steps{0}, failed_steps{0}, forward_calls{0}, backward_calls{0}, failed_calls{0},
+      recaptures{0};
 
   void count_not_mine(const std::string& code) {
     std::lock_guard lock(mutex_);

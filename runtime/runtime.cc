@@ -229,6 +229,7 @@ std::string Runtime::metrics_json() const {
   json["forward_calls"] = m.forward_calls.load();
   json["backward_calls"] = m.backward_calls.load();
   json["failed_calls"] = m.failed_calls.load();
+  json["recaptures"] = m.recaptures.load();
   json["not_mine"] = nlohmann::json::object();
   for (const auto& [code, count] : m.not_mine()) json["not_mine"][code] = count;
   json["downgrades"] = nlohmann::json::object();

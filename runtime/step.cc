@@ -218,6 +218,17 @@ class Transfers {
   bool open_ = false;
 };
 
+/// Transfers are watched by events and agreed on by hosts; neither happens again when a graph is replayed.
+void refuse_capture(const Step::Impl& step, Stream stream) {
+  if (!step.device_handle) return;
+  require(!step.device_handle->capturing(stream.handle), ErrorCode::unsupported, [&] {
+    return fmt::format(
+        "the stream is being captured, and communicator '{}' has {} ranks: an exchange cannot be captured in "
+        "this build; allowed: world size 1",
+        step.comm.name(), step.comm.size());
+  });
+}
+
 void report_strides(Step::Impl& step, const ConstTensorView& k, const ConstTensorView& v) {
   const bool sends = step.decision.path == ExchangePath::allgather || !step.plan.sends.empty();
   if (!sends || !comm::KvExchange::strided(k, v) || step.strided_reported.exchange(true)) return;
@@ -249,6 +260,7 @@ void Step::forward(const ForwardArgs& a, Stream stream) const {
     std::size_t offset = 0;
     std::optional<Transfers> transfers;
     if (ps.exchange) {
+      refuse_capture(step, stream);
       check_buffer("kept_kv", a.kept_kv, ps.sizes.kept_kv);
       const BufferView landing = step.keep_kv() ? a.kept_kv : piece(a.workspace, 0, ps.landing);
       offset = step.keep_kv() ? 0 : ps.landing;
@@ -304,6 +316,7 @@ void Step::backward(const BackwardArgs& a, Stream stream) const {
     comm::KvExchange::Partials partials;
     BufferView gradients;
     if (ps.exchange) {
+      refuse_capture(step, stream);
       check_buffer("kept_kv", a.kept_kv, ps.sizes.kept_kv);
       const BufferView landing = step.keep_kv() ? a.kept_kv : piece(a.workspace, 0, ps.landing);
       offset = step.keep_kv() ? 0 : ps.landing;
@@ -347,6 +360,25 @@ const Decision& Step::decision() const { return impl_->decision; }
 const DocLayout& Step::layout() const { return impl_->layout; }
 std::uint64_t Step::forward_calls() const { return impl_->forward_calls; }
 std::uint64_t Step::backward_calls() const { return impl_->backward_calls; }
+
+std::optional<Recapture> Step::recapture() const { return impl_->recapture; }
+
+void Step::refill(Stream stream) const {
+  const Impl& step = *impl_;
+  require(step.graph_documents > 0, ErrorCode::invalid_argument,
+          "refill: the step was begun without options.graph_documents");
+  require(stream.device == step.device, ErrorCode::invalid_argument, [&] {
+    return fmt::format("refill: the stream is on device {}, the step was prepared for device {}", stream.device,
+                       step.device);
+  });
+  require(!step.recapture || step.tables->captured(), ErrorCode::invalid_argument, [&] {
+    return fmt::format(
+        "refill: the step's calls have to be captured first, earlier ones do not serve it "
+        "(recapture: {}): {}",
+        step.recapture->code, step.recapture->text);
+  });
+  step.tables->refill(stream.handle);
+}
 
 WorkspaceSizes Step::workspace() const {
   WorkspaceSizes most;

@@ -4,12 +4,14 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "attention/backend.h"
 #include "base/log.h"
 #include "bdcp/runtime.h"
 #include "comm/kv_exchange.h"
+#include "device/tables.h"
 #include "metrics.h"
 #include "plan/plan.h"
 #include "policy/downgrade_log.h"
@@ -48,6 +50,9 @@ struct Step::Impl {
   plan::RankPlan plan;
   Decision decision;
   std::vector<PreparedShape> shapes;
+  std::shared_ptr<device::Tables> tables;  ///< work lists of all shapes; null: host
+  std::int64_t graph_documents = 0;        ///< room for captured calls of later layouts; 0: none
+  std::optional<Recapture> recapture;
 
   std::atomic<std::uint64_t> forward_calls{0}, backward_calls{0};
   std::atomic<bool> strided_reported{false};

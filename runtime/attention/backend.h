@@ -2,6 +2,8 @@
 // backward.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -73,6 +75,24 @@ class PreparedAttention {
   virtual std::vector<KernelInfo> kernels() const { return {}; }
 };
 
+/// Room in work lists for later layouts with as many rows that captured calls are to serve; see
+/// StepOptions::graph_documents.
+struct GraphRoom {
+  std::int64_t documents = 0;  ///< at most so many; 0: lists have no room to spare
+  bool wanted() const { return documents > 0; }
+  /// Most pieces of up to `size` that `rows` rows (or keys) are cut into, where documents, each in
+  /// `per_document` ranges, and the padding share none.
+  std::size_t pieces(std::int64_t rows, int size, std::int64_t per_document = 1) const {
+    return wanted() ? static_cast<std::size_t>(
+                          std::min(rows, rows / size + std::min(documents, rows) * per_document + 1))
+                    : 0;
+  }
+  /// One item per row (or key).
+  std::size_t each(std::int64_t rows) const { return wanted() ? static_cast<std::size_t>(rows) : 0; }
+  /// One item per document.
+  std::size_t segments() const { return static_cast<std::size_t>(documents); }
+};
+
 struct PrepareContext {
   std::shared_ptr<device::Device> device;  ///< null: host
   jit::KernelCache* cache = nullptr;
@@ -84,6 +104,9 @@ struct PrepareContext {
   std::shared_ptr<device::Tables> tables;
   /// Of the device, for kernels that draw their work; needed with a device.
   std::shared_ptr<device::StreamCounters> counters;
+  /// World size 1 only: what the prepared call launches then depends on the rows, the room and the kernels, but
+  /// not on the documents.
+  GraphRoom room{};
 };
 
 class Backend {

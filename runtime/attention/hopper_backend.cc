@@ -60,12 +60,15 @@ class HopperAttention final : public PreparedAttention {
         (shape.head_dim + shape.dim_v()) * static_cast<std::int64_t>(size_of(shape.dtype)) * shape.heads_kv;
     const HopperWork work = make_hopper_work(plan, config_.tokens(), config_.keys, !options.batch_invariant,
                                              plan::rows_in_cache(device_->facts().l2_bytes, key_bytes));
-    require(work.tiles.size() * groups() < (std::size_t{1} << 30), ErrorCode::unsupported, [&] {
-      return fmt::format("{} tiles of {} head groups; the kernel counts up to 2^30 items", work.tiles.size(),
-                         groups());
+    const GraphRoom& room = context.room;
+    const std::size_t room_for_tiles = room.pieces(plan.rows, config_.tokens());
+    const std::size_t most = std::max(work.tiles.size(), room_for_tiles);
+    require(most * groups() < (std::size_t{1} << 30), ErrorCode::unsupported, [&] {
+      return fmt::format("{} tiles of {} head groups; the kernel counts up to 2^30 items", most, groups());
     });
-    tiles_ = DeviceList<kernel::HopperTile>(*context.tables, work.tiles, work.local_count);
-    visible_ = DeviceList<kernel::KeyRange>(*context.tables, work.visible);
+    tiles_ = DeviceList<kernel::HopperTile>(*context.tables, work.tiles, work.local_count, room_for_tiles);
+    visible_ =
+        DeviceList<kernel::KeyRange>(*context.tables, work.visible, work.visible.size(), room.each(plan.rows));
     if (shape.backward)
       backward_.emplace(shape, plan, options, context, std::span(*kernels_).subspan(kForward + 1));
   }
@@ -80,7 +83,7 @@ class HopperAttention final : public PreparedAttention {
     check_call(shape_, plan_, call);
     const std::size_t items = tiles_.size(part) * groups();
     if (items == 0) return;
-    tables_->use(stream.handle);
+    const bool captured = tables_->use(stream.handle);
     for (const ConstTensorView& view :
          {call.q, call.k, call.v, call.remote_k, call.remote_v, ConstTensorView(call.out)})
       if (!fits_tma(view)) {
@@ -101,10 +104,11 @@ class HopperAttention final : public PreparedAttention {
     args.lse_stride = call.lse.head_stride;
     args.tiles = tiles_.part(part);
     args.visible = visible_.data();
+    args.tile_count = tiles_.count();
     args.item_count = static_cast<int>(items);
     args.groups = static_cast<int>(groups());
     args.remote_len = static_cast<int>(plan_.remote_len);
-    args.ticket = counters_->of(stream.handle);
+    args.ticket = counters_->of(stream.handle, captured);
     args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
     const auto ctas = std::min<std::size_t>(items, static_cast<std::size_t>(device_->facts().sm_count));
     void* parameters[] = {&args};

@@ -42,14 +42,16 @@ HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& pla
   const std::int64_t element = static_cast<std::int64_t>(size_of(shape.dtype)),
                      row_bytes =
                          shape.heads_q * ((shape.head_dim + shape.dim_v()) * element + shape.head_dim * 4);
-  const HopperBackwardWork work =
-      make_hopper_backward_work(plan, config_.rows, config_.keys, !options.batch_invariant,
-                                plan::rows_in_cache(device_->facts().l2_bytes, row_bytes), split_rows(plan));
-  require(work.tiles.items.size() * static_cast<std::size_t>(shape.heads_q) < (std::size_t{1} << 30),
-          ErrorCode::unsupported, [&] {
-            return fmt::format("{} key tiles of {} heads; the kernel counts up to 2^30 items",
-                               work.tiles.items.size(), shape.heads_q);
-          });
+  const GraphRoom& room = context.room;
+  // A captured launch has its items counted on the device, tile by tile: none is split.
+  const HopperBackwardWork work = make_hopper_backward_work(
+      plan, config_.rows, config_.keys, !options.batch_invariant,
+      plan::rows_in_cache(device_->facts().l2_bytes, row_bytes), room.wanted() ? 0 : split_rows(plan));
+  const std::size_t room_for_tiles = room.pieces(plan.key_rows, config_.keys);
+  const std::size_t most = std::max(work.tiles.items.size(), room_for_tiles);
+  require(most * static_cast<std::size_t>(shape.heads_q) < (std::size_t{1} << 30), ErrorCode::unsupported, [&] {
+    return fmt::format("{} key tiles of {} heads; the kernel counts up to 2^30 items", most, shape.heads_q);
+  });
   split_local_ = work.split_local;
   split_remote_ = work.split_remote;
   const auto ratio = static_cast<std::size_t>(shape.heads_q / shape.heads_kv);
@@ -57,11 +59,16 @@ HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& pla
       std::max(split_local_, split_remote_) * static_cast<std::size_t>(shape.heads_kv),
       std::max(kPartsPerCta * static_cast<std::size_t>(device_->facts().sm_count) / ratio, std::size_t{1}));
   sum_blocks_ = work.sum_blocks;
+  // Only documents of more keys than a tile have sums.
+  if (room.wanted()) sum_blocks_ = plan.key_rows > config_.keys ? room.pieces(plan.rows, config_.rows) : 0;
   device::Tables& tables = *context.tables;
-  tiles_ = DeviceList<kernel::HopperKeyTile>(tables, work.tiles.items, work.tiles.local_count);
-  key_rows_ = DeviceList<kernel::HopperKeyRows>(tables, work.key_rows);
-  chunks_ = DeviceList<kernel::HopperRows>(tables, work.chunks.items, work.chunks.local_count);
-  segments_ = DeviceList<kernel::Segment>(tables, to_kernel(work.segments));
+  tiles_ = DeviceList<kernel::HopperKeyTile>(tables, work.tiles.items, work.tiles.local_count, room_for_tiles);
+  key_rows_ =
+      DeviceList<kernel::HopperKeyRows>(tables, work.key_rows, work.key_rows.size(), room.each(plan.key_rows));
+  chunks_ = DeviceList<kernel::HopperRows>(tables, work.chunks.items, work.chunks.local_count,
+                                           room.pieces(plan.rows, config_.rows, 2));
+  segments_ =
+      DeviceList<kernel::Segment>(tables, to_kernel(work.segments), work.segments.size(), room.segments());
 }
 
 std::size_t HopperBackward::values() const {
@@ -125,6 +132,7 @@ kernel::HopperRowsArgs HopperBackward::rows_args(const BackwardCall& call, Part 
   args.part_groups = static_cast<std::int64_t>(split_tiles(part)) * shape_.heads_kv;
   args.rows = plan_.rows;
   args.chunks = chunks_.part(part);
+  args.count = chunks_.count();
   args.chunk_count = static_cast<int>(chunks_.size(part));
   args.heads_q = shape_.heads_q;
   args.scale = static_cast<float>(shape_.softmax_scale());
@@ -169,6 +177,7 @@ void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) 
     args.part_counts = rows.part_counts;
     args.ring = static_cast<int>(ring_);
     args.split_tiles = static_cast<int>(split_tiles(part));
+    args.tile_count = tiles_.count();
     args.item_count = static_cast<int>(items);
     args.heads_q = shape_.heads_q;
     args.heads_kv = shape_.heads_kv;

@@ -72,7 +72,9 @@ class PortableAttention final : public PreparedAttention {
     });
     forward_ = portable_forward_config(shape, arch, short_docs);
     backward_ = portable_backward_config(shape, arch);
-    segments_ = DeviceList<kernel::Segment>(*context.tables, to_kernel(plan.segments));
+    const GraphRoom& room = context.room;
+    segments_ = DeviceList<kernel::Segment>(*context.tables, to_kernel(plan.segments), plan.segments.size(),
+                                            room.segments());
     // What tiles of queries read again, and tiles of keys read and add to.
     const std::int64_t dims = shape.head_dim + shape.dim_v(),
                        element = static_cast<std::int64_t>(size_of(shape.dtype));
@@ -83,21 +85,29 @@ class PortableAttention final : public PreparedAttention {
                                                .keys = forward_.keys,
                                                .share_short = !options.batch_invariant,
                                                .group_rows = key_rows});
-    tiles_ = DeviceList<kernel::PortableTile>(*context.tables, tiles.items, tiles.local_count);
+    tiles_ = DeviceList<kernel::PortableTile>(*context.tables, tiles.items, tiles.local_count,
+                                              room.pieces(plan.rows, forward_.tokens()));
+    check_grid("query tiles", tiles_, shape.heads_q / forward_.pack);
     if (!shape.backward) return;
     const auto key_tiles = make_key_tiles(plan, backward_.keys, !options.batch_invariant, query_rows);
-    key_tiles_ = DeviceList<kernel::PortableKeyTile>(*context.tables, key_tiles.items, key_tiles.local_count);
+    key_tiles_ = DeviceList<kernel::PortableKeyTile>(*context.tables, key_tiles.items, key_tiles.local_count,
+                                                     room.pieces(plan.key_rows, backward_.keys));
+    check_grid("key tiles", key_tiles_, shape.heads_kv);
     if (options.deterministic) {
       dq_ = portable_dq_config(shape, arch);
       const auto dq_tiles =
           make_dq_tiles(plan, {.rows = dq_.tokens(), .keys = dq_.keys, .group_rows = key_rows}, backward_.keys);
-      dq_tiles_ = DeviceList<kernel::PortableTile>(*context.tables, dq_tiles.items, dq_tiles.local_count);
+      dq_tiles_ = DeviceList<kernel::PortableTile>(*context.tables, dq_tiles.items, dq_tiles.local_count,
+                                                   room.pieces(plan.rows, dq_.tokens()));
+      check_grid("query tiles", dq_tiles_, shape.heads_q / dq_.pack);
     }
     // No dQ is summed in memory then.
     const int summed_beyond = options.deterministic ? std::numeric_limits<int>::max() : backward_.keys;
     const auto chunks = make_row_chunks(plan, summed_beyond);
-    row_chunks_ = DeviceList<kernel::PortableRows>(*context.tables, chunks.items, chunks.local_count);
+    row_chunks_ = DeviceList<kernel::PortableRows>(*context.tables, chunks.items, chunks.local_count,
+                                                   room.pieces(plan.rows, kRowsPerChunk, 2));
     for (const kernel::PortableRows& chunk : chunks.items) sums_ |= chunk.kind == kernel::kRowsSummed;
+    if (room.wanted()) sums_ = plan.key_rows > summed_beyond;  // whether any layout has such rows
   }
 
   std::size_t backward_workspace() const override { return delta_bytes() + sum_bytes(); }
@@ -119,6 +129,7 @@ class PortableAttention final : public PreparedAttention {
     args.lse = call.lse.data;
     args.lse_stride = call.lse.head_stride;
     args.tiles = tiles_.part(part);
+    args.tile_count = tiles_.count();
     args.segments = segments_.data();
     args.remote_len = static_cast<int>(plan_.remote_len);
     args.head_groups = shape_.heads_q / forward_.pack;
@@ -153,6 +164,8 @@ class PortableAttention final : public PreparedAttention {
     args.dv = {to_kernel(call.dv), to_kernel(call.shared_dv), to_kernel(call.remote_dv)};
     args.tiles = key_tiles_.part(part);
     args.row_chunks = row_chunks_.part(part);
+    args.tile_count = key_tiles_.count();
+    args.chunk_count = row_chunks_.count();
     args.segments = segments_.data();
     args.remote_len = static_cast<int>(plan_.remote_len);
     args.shared_begin = static_cast<int>(plan_.shared_begin);
@@ -196,6 +209,7 @@ class PortableAttention final : public PreparedAttention {
     args.delta = of.delta;
     args.rows = of.rows;
     args.tiles = dq_tiles_.part(part);
+    args.tile_count = dq_tiles_.count();
     args.segments = of.segments;
     args.remote_len = of.remote_len;
     args.head_groups = shape_.heads_q / dq_.pack;

@@ -13,8 +13,6 @@ using kernel::PortableTile;
 using plan::RankPlan;
 using plan::Segment;
 
-constexpr int kRowsPerChunk = 32;
-
 /// Rows of `s` that see any key position from `position` on.
 int first_row(const Segment& s, int position) { return std::max(s.q_begin, s.q_end - (s.k_end - position)); }
 

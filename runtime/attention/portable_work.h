@@ -29,6 +29,8 @@ PartList<kernel::PortableTile> make_dq_tiles(const plan::RankPlan& plan, const p
 PartList<kernel::PortableKeyTile> make_key_tiles(const plan::RankPlan& plan, int keys, bool share,
                                                  std::int64_t group_rows = 0);
 
+constexpr int kRowsPerChunk = 32;
+
 /// Every query row, padding included, in exactly one chunk. Rows of segments with at most `keys` keys have
 /// their dQ written by one tile, rows of longer ones by several, rows without keys by nobody.
 PartList<kernel::PortableRows> make_row_chunks(const plan::RankPlan& plan, int keys);

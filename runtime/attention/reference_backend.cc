@@ -45,10 +45,11 @@ std::vector<jit::KernelSpec> make_specs(const CallShape& shape, const Options& o
   return specs;
 }
 
-DeviceList<kernel::ReferenceItem> add_items(device::Tables& tables, const ReferenceWork::Items& items) {
+DeviceList<kernel::ReferenceItem> add_items(device::Tables& tables, const ReferenceWork::Items& items,
+                                            std::size_t room) {
   std::vector<kernel::ReferenceItem> all = items.local;
   all.insert(all.end(), items.remote.begin(), items.remote.end());
-  return {tables, all, items.local.size()};
+  return {tables, all, items.local.size(), room};
 }
 
 class ReferenceAttention final : public PreparedAttention {
@@ -63,9 +64,14 @@ class ReferenceAttention final : public PreparedAttention {
     const ReferenceWork work = make_reference_work(plan, shape);
     kernels_ =
         memo.get(shape, options, 0, context, [&] { return make_specs(shape, options, device_->facts().arch); });
-    segments_ = DeviceList<kernel::Segment>(*context.tables, work.segments);
-    rows_ = add_items(*context.tables, work.rows);
-    if (shape.backward) keys_ = add_items(*context.tables, work.keys);
+    const GraphRoom& room = context.room;
+    segments_ =
+        DeviceList<kernel::Segment>(*context.tables, work.segments, work.segments.size(), room.segments());
+    rows_ = add_items(*context.tables, work.rows, room.pieces(plan.rows, kReferenceRows));
+    check_grid("blocks of rows", rows_, shape.heads_q);
+    if (!shape.backward) return;
+    keys_ = add_items(*context.tables, work.keys, room.pieces(plan.key_rows, kReferenceRows));
+    check_grid("blocks of keys", keys_, shape.heads_kv);
   }
 
   std::size_t backward_workspace() const override {
@@ -79,6 +85,7 @@ class ReferenceAttention final : public PreparedAttention {
     kernel::ReferenceForwardArgs args = reference_args(shape_, plan_, call);
     args.segments = segments_.data();
     args.items = rows_.part(part);
+    args.item_count = rows_.count();
     launch(kForward, rows_.size(part), shape_.heads_q, &args, stream);
   }
 
@@ -94,8 +101,10 @@ class ReferenceAttention final : public PreparedAttention {
     kernel::ReferenceBackwardArgs args = reference_args(shape_, plan_, call);
     args.segments = segments_.data();
     args.items = rows_.part(part);
+    args.item_count = rows_.count();
     launch(kDq, rows_.size(part), shape_.heads_q, &args, stream);
     args.items = keys_.part(part);
+    args.item_count = keys_.count();
     launch(kDkv, keys_.size(part), shape_.heads_kv, &args, stream);
   }
 

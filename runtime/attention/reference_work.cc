@@ -15,7 +15,6 @@ namespace bdcp::attention {
 namespace {
 
 using Index = std::int64_t;
-constexpr Index kPerItem = 32;  // kTile of reference_common.cuh
 
 struct Costed {
   kernel::ReferenceItem item;
@@ -25,8 +24,8 @@ struct Costed {
 // Blocks of [begin, end); cost(begin, end) decides the order.
 template <class Cost>
 void cut(std::vector<Costed>& out, int segment, Index begin, Index end, const Cost& cost) {
-  for (Index i = begin; i < end; i += kPerItem) {
-    const Index stop = std::min(end, i + kPerItem);
+  for (Index i = begin; i < end; i += kReferenceRows) {
+    const Index stop = std::min(end, i + kReferenceRows);
     out.push_back({{segment, static_cast<int>(i), static_cast<int>(stop)}, cost(i, stop)});
   }
 }

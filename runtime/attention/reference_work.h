@@ -8,8 +8,10 @@
 
 namespace bdcp::attention {
 
-/// One item per CTA and head: at most 32 query rows (forward, dQ) or key positions (dK and dV) of one segment,
-/// costliest first. Items without a segment are padding; those belong to the local part.
+constexpr int kReferenceRows = 32;  // kTile of reference_common.cuh
+
+/// One item per CTA and head: at most kReferenceRows query rows (forward, dQ) or key positions (dK and dV) of
+/// one segment, costliest first. Items without a segment are padding; those belong to the local part.
 struct ReferenceWork {
   struct Items {
     std::vector<kernel::ReferenceItem> local, remote;

@@ -142,6 +142,7 @@ void Device::wait(void* stream, void* event) {
 
 bool Device::done(void* event) {
   const DriverTable& table = driver_->table();
+  const RelaxedCaptures relaxed(*driver_);
   ContextScope scope(table, context_);
   const CUresult result = table.try_call(table.cuEventQuery_, event_of(event));
   if (result == CUDA_ERROR_NOT_READY) return false;
@@ -241,6 +242,17 @@ void Device::in_context(const std::function<void()>& body) {
     }
   } const pop{table};
   body();
+}
+
+RelaxedCaptures::RelaxedCaptures(const Driver& driver) noexcept
+    : driver_(driver), mode_(CU_STREAM_CAPTURE_MODE_RELAXED) {
+  exchange();
+}
+RelaxedCaptures::~RelaxedCaptures() { exchange(); }
+void RelaxedCaptures::exchange() noexcept {
+  auto mode = static_cast<CUstreamCaptureMode>(mode_);
+  driver_.table().quiet(driver_.table().cuThreadExchangeStreamCaptureMode_, &mode);
+  mode_ = mode;
 }
 
 void Device::ignore_captures(const Driver& driver) noexcept {

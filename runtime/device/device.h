@@ -48,6 +48,21 @@ class Driver : public std::enable_shared_from_this<Driver> {
   std::unique_ptr<Devices> devices_;
 };
 
+/// While it lives, the thread may ask the driver for what is refused, and would end captures, while any thread
+/// captures a stream: memory, and events from outside the capture.
+class RelaxedCaptures {
+ public:
+  explicit RelaxedCaptures(const Driver& driver) noexcept;
+  ~RelaxedCaptures();
+  RelaxedCaptures(const RelaxedCaptures&) = delete;
+  RelaxedCaptures& operator=(const RelaxedCaptures&) = delete;
+
+ private:
+  void exchange() noexcept;
+  const Driver& driver_;
+  int mode_;  // which the thread does not have now
+};
+
 /// Device memory, stream or event of one Device (kept alive by it). Null when default constructed. Move-only.
 struct BufferTraits {
   using type = void*;
@@ -127,7 +142,7 @@ class Device : public std::enable_shared_from_this<Device> {
   OwnedEvent create_event(bool timing = false);
   void record(void* event, void* stream);
   void wait(void* stream, void* event);
-  /// False while work before the event is unfinished.
+  /// False while work before the event is unfinished. Disturbs no capture.
   bool done(void* event);
   /// Unique over the life of the process, while handles of destroyed streams come back.
   std::uint64_t stream_id(void* stream);

@@ -19,8 +19,8 @@ int* StreamCounters::at(std::size_t index) const {
   return reinterpret_cast<int*>(static_cast<std::byte*>(memory_.get()) + index * kBytes);
 }
 
-int* StreamCounters::of(void* stream) {
-  if (device_->capturing(stream)) {
+int* StreamCounters::of(void* stream, bool captured) {
+  if (captured) {
     const std::lock_guard lock(mutex_);
     return used_ < kCounters ? at(used_++) : nullptr;
   }

@@ -19,10 +19,10 @@ class StreamCounters {
   /// Allocates and clears the memory; waits for that.
   explicit StreamCounters(std::shared_ptr<Device> device);
 
-  /// The counter for one launch on `stream`. A launch that is captured gets one of its own, since its graph may
-  /// run beside later launches on the stream. Null once there have been kCounters of both: such a launch must
-  /// do without.
-  int* of(void* stream);
+  /// The counter for one launch on `stream`. A launch that is `captured` gets one of its own, since its graph
+  /// may run beside later launches on the stream. Null once there have been kCounters of both: such a launch
+  /// must do without.
+  int* of(void* stream, bool captured);
 
   static constexpr std::size_t kCounters = 4096;
 

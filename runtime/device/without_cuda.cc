@@ -20,6 +20,13 @@ std::shared_ptr<const Driver> Driver::open(const Env&, std::string* why) {
 int Driver::device_count() const { return 0; }
 std::shared_ptr<Device> Driver::device(int) const { refuse(); }
 
+RelaxedCaptures::RelaxedCaptures(const Driver& driver) noexcept : driver_(driver), mode_(0) { exchange(); }
+RelaxedCaptures::~RelaxedCaptures() = default;
+void RelaxedCaptures::exchange() noexcept {
+  (void)driver_;
+  (void)mode_;
+}
+
 void BufferTraits::destroy(type) noexcept {}
 void PinnedTraits::destroy(type) noexcept {}
 void StreamTraits::destroy(type) noexcept {}

@@ -8,99 +8,15 @@
 #include <optional>
 #include <thread>
 
-#include "attention/device_harness.h"
-#include "bdcp/runtime.h"
+#include "attention/step_caller.h"
 
 namespace bdcp::test {
 namespace {
 
 constexpr int kRepeats = 200, kCallers = 2, kLoads = 2;
 
-/// Device tensors of a whole call on a stream of its own.
-class Caller {
- public:
-  Caller(std::shared_ptr<device::Device> device, const Step& step, const Case& c, const Data& data)
-      : device_(std::move(device)), step_(step), c_(c), mirror_(device_, 0), queue_(device_->create_stream()) {
-    outputs_ = make_outputs(c);
-    forward_.q = backward_.q = mirror_.tensor(data.q.view());
-    forward_.k = backward_.k = mirror_.tensor(data.k.view());
-    forward_.v = backward_.v = mirror_.tensor(data.v.view());
-    backward_.dout = mirror_.tensor(data.dout.view());
-    forward_.out = mirror_.tensor(outputs_.out.view());
-    backward_.out = forward_.out;
-    forward_.lse = mirror_.lse(outputs_.lse.view());
-    backward_.lse = {forward_.lse.data, forward_.lse.heads, forward_.lse.tokens, forward_.lse.head_stride};
-    backward_.dq = mirror_.tensor(outputs_.dq.view());
-    backward_.dk = mirror_.tensor(outputs_.dk.view());
-    backward_.dv = mirror_.tensor(outputs_.dv.view());
-    const WorkspaceSizes sizes = step.workspace();
-    forward_.workspace = backward_.workspace = mirror_.workspace(std::max(sizes.forward, sizes.backward));
-  }
-  /// Enqueues a forward, and a backward if `both`.
-  void call(bool both) {
-    const Stream stream = Stream::cuda(queue_.get(), device_->facts().ordinal);
-    step_.forward(forward_, stream);
-    if (both) step_.backward(backward_, stream);
-  }
-  /// A call from garbage in all outputs and the workspace.
-  const Outputs& fresh() {
-    const auto poison = [&](void* data, std::size_t bytes) {
-      if (bytes > 0) device_->fill_async(data, 0xFF, bytes, queue_.get());
-    };
-    for (const TensorView& x : {forward_.out, backward_.dq, backward_.dk, backward_.dv})
-      poison(x.data, static_cast<std::size_t>(x.tokens * x.heads * x.dim) * size_of(x.dtype));
-    poison(forward_.lse.data, outputs_.lse.data.size() * sizeof(float));
-    poison(forward_.workspace.data, forward_.workspace.bytes);
-    call(true);
-    wait();
-    const auto fetch = [&](HostTensor& to, const TensorView& x) {
-      device_->copy_async(to.data(), x.data,
-                          static_cast<std::size_t>(x.tokens * x.heads * x.dim) * size_of(x.dtype),
-                          queue_.get());
-    };
-    fetch(outputs_.out, forward_.out);
-    fetch(outputs_.dq, backward_.dq);
-    fetch(outputs_.dk, backward_.dk);
-    fetch(outputs_.dv, backward_.dv);
-    device_->copy_async(outputs_.lse.data.data(), forward_.lse.data, outputs_.lse.data.size() * sizeof(float),
-                        queue_.get());
-    wait();
-    return outputs_;
-  }
-  void wait() { device_->synchronize(queue_.get()); }
-
- private:
-  std::shared_ptr<device::Device> device_;
-  const Step& step_;
-  Case c_;
-  Outputs outputs_;
-  Mirror mirror_;
-  device::OwnedStream queue_;
-  ForwardArgs forward_;
-  BackwardArgs backward_;
-};
-
-class RepeatGpu : public BackendGpu {
+class RepeatGpu : public StepGpu {
  protected:
-  Runtime runtime(bool deterministic) const {
-    Policy::Sources sources;
-    sources.ignore_env = true;
-    sources.code = {{"attention.backend", std::string(to_string(GetParam()))},
-                    {"on_downgrade.backend_unavailable", "silent"},
-                    {"attention.deterministic", deterministic ? "true" : "false"},
-                    {"kernels.cache_dir", std::string(BDCP_BINARY_DIR) + "/test-kernel-cache"}};
-    RuntimeOptions options;
-    options.policy = Policy::load(sources);
-    options.log_sink = [](PolicyValues::LogLevel, std::string_view) {};
-    return Runtime::create(std::move(options));
-  }
-  Step begin(const Runtime& runtime, const Case& c) const {
-    StepOptions options;
-    options.device = device_->facts().ordinal;
-    return runtime.begin_step(
-        DocLayout::from_cu_seqlens(c.layout.cu_q, {.world_size = 1, .padding_tokens = c.layout.pad_q}), c.shape,
-        {}, options);
-  }
   void repeat(bool deterministic) {
     const Runtime runtime = this->runtime(deterministic);
     Case load;
@@ -121,7 +37,7 @@ class RepeatGpu : public BackendGpu {
       }
       const bool with_dq = deterministic || backend == BackendKind::reference;
       const Data data = make_data(c);
-      const Outputs first = Caller(device_, step, c, data).fresh();
+      const Outputs first = Caller(device_, step, c, data).fresh(step);
       expect_oracle(c, data, first);
 
       std::atomic<bool> stop{false};
@@ -142,7 +58,7 @@ class RepeatGpu : public BackendGpu {
           guarded([&] {
             Caller caller(device_, load_step, load, load_data);
             while (!stop) {
-              for (int n = 0; n < 4; ++n) caller.call(true);
+              for (int n = 0; n < 4; ++n) caller.call(load_step, true);
               caller.wait();
             }
           });
@@ -152,7 +68,7 @@ class RepeatGpu : public BackendGpu {
           guarded([&] {
             Caller caller(device_, step, c, data);
             while (calls++ < kRepeats) {
-              const Outputs& again = caller.fresh();
+              const Outputs& again = caller.fresh(step);
               const bool same = again.out.same_bits(first.out) &&
                                 same_bits(again.lse, first.lse, 0, c.layout.rows()) &&
                                 again.dk.same_bits(first.dk) && again.dv.same_bits(first.dv) &&

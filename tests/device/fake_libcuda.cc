@@ -10,8 +10,16 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace {
+
+/// Grid of a launch, and the first bytes of its argument: as many as every attention kernel has.
+struct FakeLaunch {
+  unsigned grid_x, grid_y;
+  std::array<unsigned char, 160> args;
+};
 
 struct State {
   std::map<std::string, CUresult> fails;  // function -> what it returns
@@ -20,7 +28,11 @@ struct State {
   int retained = 0;
   CUdeviceptr next_address = 0x2000;
   std::uintptr_t next_stream = 0;
-  bool capturing = false;
+  bool capturing = false;  // every stream, in global mode
+  CUstream copied_on = nullptr;
+  CUdeviceptr copied_to = 0;
+  bool keep_launches = false;
+  std::vector<FakeLaunch> launches;
   int smem = 0;
   bool early = false;  // the last launch need not wait for the kernel before it
   std::uintptr_t next_event = 0x3000;
@@ -42,6 +54,7 @@ struct Contexts {
 std::recursive_mutex mutex;      // benchmarks call from several threads
 thread_local bool hold = false;  // events that this thread records now do not come about
 thread_local Contexts stack;     // contexts current on the thread
+thread_local CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 CUcontext const kPrimary = reinterpret_cast<CUcontext>(0x1000);
 
 CUresult enter(const char* name) {
@@ -55,6 +68,11 @@ CUresult enter(const char* name) {
 CUresult enter_context(const char* name) {
   const CUresult result = enter(name);
   return stack.empty() ? CUDA_ERROR_INVALID_CONTEXT : result;
+}
+// For functions that end a capture unless the thread has relaxed its mode.
+CUresult unless_capturing(CUresult result) {
+  return state.capturing && mode != CU_STREAM_CAPTURE_MODE_RELAXED ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+                                                                   : result;
 }
 // Does nothing and succeeds, with as many pointer-sized arguments as the caller passes.
 #define FAKE(name, ...) CUresult fake_##name(__VA_ARGS__)
@@ -131,16 +149,16 @@ FAKE(cuMemAlloc, CUdeviceptr* pointer, std::size_t bytes) {
   const std::lock_guard lock(mutex);
   *pointer = state.next_address;  // distinct, and never read
   state.next_address += (bytes + 511) / 256 * 256;
-  return enter_context("cuMemAlloc");
+  return unless_capturing(enter_context("cuMemAlloc"));
 }
-FAKE(cuMemFree, CUdeviceptr) { return enter("cuMemFree"); }
+FAKE(cuMemFree, CUdeviceptr) { return unless_capturing(enter("cuMemFree")); }
 FAKE(cuMemHostAlloc, void** pointer, std::size_t bytes, unsigned) {
   *pointer = std::malloc(bytes);
-  return enter_context("cuMemHostAlloc");
+  return unless_capturing(enter_context("cuMemHostAlloc"));
 }
 FAKE(cuMemFreeHost, void* pointer) {
   std::free(pointer);
-  return enter("cuMemFreeHost");
+  return unless_capturing(enter("cuMemFreeHost"));
 }
 FAKE(cuMemsetD8Async, CUdeviceptr, unsigned char, std::size_t, CUstream) {
   return enter_context("cuMemsetD8Async");
@@ -159,21 +177,33 @@ FAKE(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus* status) {
   *status = state.capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
   return enter("cuStreamIsCapturing");
 }
-FAKE(cuStreamWaitEvent, CUstream, CUevent, unsigned) { return enter_context("cuStreamWaitEvent"); }
+FAKE(cuStreamWaitEvent, CUstream, CUevent, unsigned) {
+  const CUresult result = enter_context("cuStreamWaitEvent");
+  return state.capturing ? CUDA_ERROR_STREAM_CAPTURE_ISOLATION : result;  // no event here is of the capture
+}
+FAKE(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode* other) {
+  std::swap(mode, *other);
+  return enter("cuThreadExchangeStreamCaptureMode");
+}
 FAKE(cuEventRecord, CUevent event, CUstream) {
   const std::lock_guard lock(mutex);
   state.unfinished.erase(event);
   if (hold) state.unfinished.insert(event);
   return enter_context("cuEventRecord");
 }
-FAKE(cuEventSynchronize, CUevent) { return enter("cuEventSynchronize"); }
+FAKE(cuEventSynchronize, CUevent) { return unless_capturing(enter("cuEventSynchronize")); }
 FAKE(cuEventElapsedTime, float* ms, CUevent, CUevent) {
   *ms = 1;
   return enter("cuEventElapsedTime");
 }
-FAKE(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, std::size_t, CUstream) { return enter_context("cuMemcpyAsync"); }
+FAKE(cuMemcpyAsync, CUdeviceptr to, CUdeviceptr, std::size_t, CUstream stream) {
+  const std::lock_guard lock(mutex);
+  state.copied_on = stream;
+  state.copied_to = to;
+  return enter_context("cuMemcpyAsync");
+}
 FAKE(cuMemcpy2DAsync, const CUDA_MEMCPY2D*, CUstream) { return enter_context("cuMemcpy2DAsync"); }
-FAKE(cuStreamSynchronize, CUstream) { return enter_context("cuStreamSynchronize"); }
+FAKE(cuStreamSynchronize, CUstream) { return unless_capturing(enter_context("cuStreamSynchronize")); }
 FAKE(cuEventCreate, CUevent* event, unsigned) {
   const std::lock_guard lock(mutex);
   *event = reinterpret_cast<CUevent>(state.next_event += 0x10);
@@ -182,7 +212,7 @@ FAKE(cuEventCreate, CUevent* event, unsigned) {
 FAKE(cuEventDestroy, CUevent) { return enter("cuEventDestroy"); }
 FAKE(cuEventQuery, CUevent event) {
   const std::lock_guard lock(mutex);
-  const CUresult result = enter("cuEventQuery");
+  const CUresult result = unless_capturing(enter("cuEventQuery"));
   return result == CUDA_SUCCESS && state.unfinished.count(event) ? CUDA_ERROR_NOT_READY : result;
 }
 FAKE(cuLibraryLoadData, CUlibrary* library, const void*, CUjit_option*, void**, unsigned, CUlibraryOption*,
@@ -208,8 +238,13 @@ FAKE(cuFuncSetAttribute, CUfunction, CUfunction_attribute, int value) {
   state.smem = value;
   return enter_context("cuFuncSetAttribute");
 }
-FAKE(cuLaunchKernel, CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
-     void**, void**) {
+FAKE(cuLaunchKernel, CUfunction, unsigned x, unsigned y, unsigned, unsigned, unsigned, unsigned, unsigned,
+     CUstream, void** args, void**) {
+  const std::lock_guard lock(mutex);
+  if (state.keep_launches) {
+    FakeLaunch& launch = state.launches.emplace_back(FakeLaunch{x, y, {}});
+    std::memcpy(launch.args.data(), args[0], launch.args.size());
+  }
   return enter_context("cuLaunchKernel");
 }
 
@@ -252,6 +287,7 @@ void* find(const std::string& name) {
   KNOWN(cuStreamDestroy)
   KNOWN(cuStreamGetId)
   KNOWN(cuStreamIsCapturing)
+  KNOWN(cuThreadExchangeStreamCaptureMode)
   KNOWN(cuStreamWaitEvent)
   KNOWN(cuEventRecord)
   KNOWN(cuEventSynchronize)
@@ -289,6 +325,7 @@ extern "C" CUresult fake_get_proc_address(const char* name, void** function, int
 extern "C" void fake_reset() {
   state = {};
   stack.clear();
+  mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 }
 extern "C" void fake_fail(const char* function, int result) {
   state.fails[function] = static_cast<CUresult>(result);
@@ -300,6 +337,23 @@ extern "C" void fake_finish_events() {
   state.unfinished.clear();
 }
 extern "C" void fake_capture(int on) { state.capturing = on != 0; }
+extern "C" void* fake_copied_on() { return state.copied_on; }
+extern "C" void* fake_copied_to() { return reinterpret_cast<void*>(state.copied_to); }
+/// Forgets what was launched, and remembers what will be.
+extern "C" void fake_keep_launches() {
+  state.keep_launches = true;
+  state.launches.clear();
+}
+/// How many launches are remembered if their second half is the same as the first, else -1.
+extern "C" int fake_launched_twice() {
+  const auto& all = state.launches;
+  const std::size_t half = all.size() / 2;
+  for (std::size_t i = 0; i < half; ++i)
+    if (all[i].grid_x != all[half + i].grid_x || all[i].grid_y != all[half + i].grid_y ||
+        all[i].args != all[half + i].args)
+      return -1;
+  return static_cast<int>(all.size());
+}
 extern "C" int fake_calls(const char* function) { return state.calls[function]; }
 extern "C" int fake_retained() { return state.retained; }
 extern "C" int fake_smem() { return state.smem; }

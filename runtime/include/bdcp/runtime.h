@@ -35,13 +35,6 @@ struct RuntimeOptions {
   static RuntimeOptions from_file(const std::string& path);
 };
 
-struct StepOptions {
-  enum : int { device_auto = -2, device_host = -1 };
-  /// CUDA ordinal the step's calls will run on, device_host, or device_auto (device 0 where CUDA works, else
-  /// host).
-  int device = device_auto;
-};
-
 /// Dropout position; only with CallShape::dropout_p > 0.
 struct DropoutState {
   std::uint64_t seed = 0, offset = 0;
@@ -81,6 +74,12 @@ struct NotMine {
   std::string text;
 };
 
+/// Why captured calls of an earlier step do not serve this one; see Step::recapture.
+struct Recapture {
+  std::string code;  ///< "device", "shapes", "tokens", "documents", "backend", "kernels"
+  std::string text;
+};
+
 struct KernelInfo {
   std::string key, kernel, arch;
   double compile_ms = 0;
@@ -97,6 +96,21 @@ struct KernelLimits {
 /// Everything that depends on the documents alone, prepared. Immutable and shared: any number of threads may
 /// use one Step at world size 1; at world > 1 forward and backward are collectives in the same order on every
 /// rank.
+///
+/// At world size 1 calls may be captured into CUDA graphs. What a call is given by value stays in the graph:
+/// the addresses of tensors and workspace, the dropout state. A graph needs its Step for as long as it is
+/// replayed; such a Step frees its memory when it goes, which waits for the device. Steps begun with
+/// StepOptions::graph_documents form classes whose captured calls serve all of their layouts:
+///
+///     Step step = runtime.begin_step(layout, shape, {}, {.graph_documents = 64});
+///     // capture step.forward and step.backward into a graph; then for each later layout:
+///     Step next = runtime.begin_step(layout, shape, {}, {.reuse = step});  // may run ahead
+///     if (next.recapture()) {
+///       // capture the calls of `next` into a new graph
+///     } else {
+///       next.refill(stream);
+///       // launch the graph on `stream`
+///     }
 class Step {
  public:
   void forward(const ForwardArgs& args, Stream stream) const;
@@ -111,14 +125,44 @@ class Step {
   WorkspaceSizes workspace(const CallShape& shape) const;
   /// The kernels this step loaded.
   std::vector<KernelInfo> kernels() const;
+  /// Calls made; a captured one counts once, replays do not.
   std::uint64_t forward_calls() const;
   std::uint64_t backward_calls() const;
 
+  /// nullopt: captured calls of StepOptions::reuse (and of its whole class) serve this step, once refilled.
+  /// Else why not: the step is then the first of a class of its own, and its calls have to be captured.
+  std::optional<Recapture> recapture() const;
+  /// Brings this step's work lists to where the calls of its class read them, by one asynchronous copy on
+  /// `stream`. What is enqueued there afterwards, replays and calls alike, finds this step's documents; work on
+  /// other streams is the caller's to order with events. The first step of a class needs it only to come back
+  /// after another one; calls of a step whose lists are not there throw. The class's memory lives as long as
+  /// any of its steps. Not while another thread calls or refills a step of the class. Throws
+  /// Error(invalid_argument) during a capture, and where recapture() says so and nothing has been captured
+  /// since.
+  void refill(Stream stream) const;
+
   struct Impl;
   explicit Step(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  const std::shared_ptr<Impl>& impl() const { return impl_; }  ///< for the library
 
  private:
   std::shared_ptr<Impl> impl_;
+};
+
+struct StepOptions {
+  enum : int { device_auto = -2, device_host = -1 };
+  /// CUDA ordinal the step's calls will run on, device_host, or device_auto (device 0 where CUDA works, else
+  /// host).
+  int device = device_auto;
+  /// Above 0: captured calls of the step can serve later layouts of as many tokens (pad with
+  /// LayoutOptions::padding_tokens) in up to so many documents, as far as they take the same kernels: which
+  /// ones, follows from how long most documents are, unless attention.batch_invariant fixes it. Work lists and
+  /// grids are sized for any such layout. On a CUDA device and at world size 1 only.
+  std::int64_t graph_documents = 0;
+  /// A step begun with graph_documents, whose captured calls shall serve this one too; see Step::recapture.
+  /// Room for documents is then that step's; if a new class is needed, at least graph_documents, and at least
+  /// what the layout has, rounded up to a power of two.
+  std::optional<Step> reuse{};
 };
 
 /// Owns policy, kernel cache, metrics and opened libraries. Thread safe; serves several devices.
