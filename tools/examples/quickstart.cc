@@ -138,7 +138,8 @@ bool run_path(const Options& options, ExchangePath path, const DocLayout& layout
               const bench::Place& place, const bench::Inputs& inputs,
               const std::vector<std::vector<double>>& expected) {
   const Runtime runtime = make_runtime(options, path);
-  bench::Session session(runtime, layout, shape, place);
+  const bench::Team team(layout.world_size());
+  bench::Session session(runtime, layout, shape, place, team);
   const Decision& decision = session.decision();
   double fwd_ms = 0, bwd_ms = 0;
   const bench::Outputs outputs = run(session, inputs, &fwd_ms, &bwd_ms);
@@ -179,7 +180,8 @@ int main_job(const Options& options) {
       bench::random_inputs(check::Problem::from(shape, layout), shape.dtype, /*seed=*/1);
   std::vector<std::vector<double>> expected;
   {
-    bench::Session session(dense_runtime, dense_layout, dense_shape, place);
+    const bench::Team alone(1);
+    bench::Session session(dense_runtime, dense_layout, dense_shape, place, alone);
     double fwd_ms = 0, bwd_ms = 0;
     expected = numbers(run(session, bench::to_f32(inputs, shape.dtype), &fwd_ms, &bwd_ms), DType::f32);
     fmt::print("dense reference\n  one rank, f32, {}; forward {:.0f} ms, backward {:.0f} ms\n",
