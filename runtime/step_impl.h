@@ -9,6 +9,7 @@
 #include "attention/backend.h"
 #include "base/log.h"
 #include "bdcp/runtime.h"
+#include "comm/exposure.h"
 #include "comm/kv_exchange.h"
 #include "metrics.h"
 #include "plan/plan.h"
@@ -48,6 +49,9 @@ struct Step::Impl {
   plan::RankPlan plan;
   Decision decision;
   std::vector<PreparedShape> shapes;
+  int sm_margin = 0;                           ///< while a transfer is in flight
+  std::shared_ptr<comm::ExposureMeter> meter;  ///< the device's; null on the host and at world 1
+  std::shared_ptr<comm::ExposedTime> exposed;
 
   std::atomic<std::uint64_t> forward_calls{0}, backward_calls{0};
   std::atomic<bool> strided_reported{false};

@@ -243,6 +243,17 @@ void Device::in_context(const std::function<void()>& body) {
   body();
 }
 
+CaptureBystander::CaptureBystander(const Driver& driver) noexcept
+    : driver_(driver), mode_(CU_STREAM_CAPTURE_MODE_RELAXED) {
+  exchange();
+}
+CaptureBystander::~CaptureBystander() { exchange(); }
+void CaptureBystander::exchange() noexcept {
+  auto mode = static_cast<CUstreamCaptureMode>(mode_);
+  driver_.table().quiet(driver_.table().cuThreadExchangeStreamCaptureMode_, &mode);
+  mode_ = mode;
+}
+
 void Device::ignore_captures(const Driver& driver) noexcept {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   driver.table().quiet(driver.table().cuThreadExchangeStreamCaptureMode_, &mode);

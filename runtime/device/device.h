@@ -113,6 +113,20 @@ struct TensorMapSpec {
   std::array<std::uint32_t, 5> box{};
 };
 
+/// While it lives, what its thread asks of events does not disturb captures that the thread or others are in.
+class CaptureBystander {
+ public:
+  explicit CaptureBystander(const Driver& driver) noexcept;
+  ~CaptureBystander();
+  CaptureBystander(const CaptureBystander&) = delete;
+  CaptureBystander& operator=(const CaptureBystander&) = delete;
+
+ private:
+  void exchange() noexcept;
+  const Driver& driver_;
+  int mode_;
+};
+
 /// One CUDA device. All methods are thread safe; failures throw Error(cuda_error, out_of_memory or device_lost)
 /// naming the driver call. `stream` arguments are CUstream values (null: the legacy default stream).
 class Device : public std::enable_shared_from_this<Device> {

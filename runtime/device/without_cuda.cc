@@ -45,6 +45,9 @@ OwnedStream Device::create_stream(bool) { refuse(); }
 OwnedEvent Device::create_event(bool) { refuse(); }
 void Device::in_context(const std::function<void()>&) { refuse(); }
 void Device::ignore_captures(const Driver&) noexcept {}
+CaptureBystander::CaptureBystander(const Driver& driver) noexcept : driver_(driver), mode_(0) {}
+CaptureBystander::~CaptureBystander() = default;
+void CaptureBystander::exchange() noexcept {}
 void Device::record(void*, void*) { refuse(); }
 void Device::wait(void*, void*) { refuse(); }
 bool Device::done(void*) { refuse(); }
