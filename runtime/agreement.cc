@@ -67,6 +67,7 @@ std::string encode(const RankReport& report) {
     put(out, verdict.text);
   }
   put(out, report.transport);
+  put(out, report.measured);
   put(out, report.pending_policy);
   put(out, report.error ? "1" : "0");
   if (report.error) {
@@ -86,6 +87,7 @@ RankReport decode(const std::string& bytes, int rank) {
     verdict.text = reader.take();
   }
   report.transport = reader.take();
+  report.measured = reader.take();
   report.pending_policy = reader.take();
   if (reader.flag()) {
     // An unknown number (a newer peer's code) still names the rank and its text.
@@ -132,14 +134,18 @@ void raise_reported_errors(std::span<const RankReport> reports) {
   if (first >= 0) throw Error(code, text, ErrorScope::step).with_origin(reports.size() > 1 ? first : -1);
 }
 
-void raise_transport_difference(std::span<const RankReport> reports) {
-  for (std::size_t r = 1; r < reports.size(); ++r) {
-    if (reports[r].transport == reports[0].transport) continue;
-    throw Error(ErrorCode::divergence,
-                fmt::format("ranks disagree about the transport: rank 0 has \"{}\", rank {} has \"{}\"",
-                            reports[0].transport, r, reports[r].transport),
-                ErrorScope::step);
-  }
+void raise_setting_difference(std::span<const RankReport> reports) {
+  const auto compare = [&](const char* what, std::string RankReport::*value) {
+    for (std::size_t r = 1; r < reports.size(); ++r) {
+      if (reports[r].*value == reports[0].*value) continue;
+      throw Error(ErrorCode::divergence,
+                  fmt::format("ranks disagree about {}: rank 0 has \"{}\", rank {} has \"{}\"", what,
+                              reports[0].*value, r, reports[r].*value),
+                  ErrorScope::step);
+    }
+  };
+  compare("the transport", &RankReport::transport);
+  compare("the measured row of exchange.measured", &RankReport::measured);
 }
 
 }  // namespace bdcp

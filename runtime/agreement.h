@@ -20,6 +20,7 @@ namespace bdcp {
 struct RankReport {
   plan::RankFacts facts;
   std::string transport;       ///< what would move its K/V; empty at world 1
+  std::string measured;        ///< the setting of the measured row it uses; empty: none
   std::string pending_policy;  ///< digest of a reloaded policy's group fields; empty: none pending
   std::optional<std::pair<ErrorCode, std::string>> error;  ///< why this rank cannot take part in the step
 };
@@ -35,7 +36,8 @@ std::vector<std::pair<std::string, std::string>> must_match_fields(
 
 /// Throws one error, alike on every rank, if any rank reported one.
 void raise_reported_errors(std::span<const RankReport> reports);
-/// Throws Error(divergence) naming ranks and what they would use (NCCL versions, host and device memory).
-void raise_transport_difference(std::span<const RankReport> reports);
+/// Throws Error(divergence) naming ranks and what they would use: NCCL versions, host and device memory,
+/// measured rows of different devices.
+void raise_setting_difference(std::span<const RankReport> reports);
 
 }  // namespace bdcp

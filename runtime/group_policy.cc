@@ -16,6 +16,7 @@ GroupPolicy::GroupPolicy(std::shared_ptr<const Policy> active_policy,
   values =
       std::make_shared<const PolicyValues>(policy::merge_local(active->resolve(group), latest->resolve(group)));
   fields = policy::group_fields(*active, group);
+  measured = active->measured(group);
   if (active == latest) return;
   const std::string digest = policy::group_digest(*latest, group);
   if (digest != policy::group_digest(*active, group)) pending = digest;

@@ -23,6 +23,7 @@ struct GroupPolicy {
   std::shared_ptr<const Policy> active, latest;
   GroupFacts group;
   std::shared_ptr<const PolicyValues> values;
+  std::shared_ptr<const policy::MeasuredExchange> measured;  ///< active's; null: none
   std::string pending;  ///< digest of latest's group fields where they differ from active's; else empty
   /// Active's group fields, as ranks compare them.
   std::vector<std::pair<std::string, std::string>> fields;

@@ -125,6 +125,7 @@ Runtime::Impl::DeviceMemory Runtime::Impl::device_memory(const std::shared_ptr<d
   DeviceMemory& memory = memory_of_devices[device.get()];
   if (!memory.tables) memory.tables = std::make_shared<device::TablePool>(device);
   if (!memory.counters) memory.counters = std::make_shared<device::StreamCounters>(device);
+  if (!memory.meter) memory.meter = std::make_shared<comm::ExposureMeter>(device);
   return memory;
 }
 
@@ -230,6 +231,18 @@ std::string Runtime::metrics_json() const {
   json["backward_calls"] = m.backward_calls.load();
   json["failed_calls"] = m.failed_calls.load();
   json["recaptures"] = m.recaptures.load();
+  std::vector<std::shared_ptr<comm::ExposureMeter>> meters;
+  {
+    std::lock_guard lock(impl_->mutex);
+    for (const auto& [unused, memory] : impl_->memory_of_devices) meters.push_back(memory.meter);
+  }
+  for (const auto& meter : meters) meter->read();
+  const comm::ExposedTime& exposed = *m.exposed;
+  json["exchange"] = {{"exposed_forward_us", exposed.us(Direction::forward)},
+                      {"exposed_backward_us", exposed.us(Direction::backward)},
+                      {"forward_waits", exposed.waits(Direction::forward)},
+                      {"backward_waits", exposed.waits(Direction::backward)},
+                      {"untimed_waits", exposed.missed()}};
   json["not_mine"] = nlohmann::json::object();
   for (const auto& [code, count] : m.not_mine()) json["not_mine"][code] = count;
   json["downgrades"] = nlohmann::json::object();

@@ -61,6 +61,7 @@ struct Runtime::Impl {
   struct DeviceMemory {
     std::shared_ptr<device::TablePool> tables;
     std::shared_ptr<device::StreamCounters> counters;
+    std::shared_ptr<comm::ExposureMeter> meter;
   };
   DeviceMemory device_memory(const std::shared_ptr<device::Device>& device);
 

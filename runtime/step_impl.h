@@ -10,6 +10,7 @@
 #include "attention/backend.h"
 #include "base/log.h"
 #include "bdcp/runtime.h"
+#include "comm/exposure.h"
 #include "comm/kv_exchange.h"
 #include "device/tables.h"
 #include "metrics.h"
@@ -53,6 +54,9 @@ struct Step::Impl {
   std::shared_ptr<device::Tables> tables;  ///< work lists of all shapes; null: host
   std::int64_t graph_documents = 0;        ///< room for captured calls of later layouts; 0: none
   std::optional<Recapture> recapture;
+  int sm_margin = 0;                           ///< while a transfer is in flight
+  std::shared_ptr<comm::ExposureMeter> meter;  ///< the device's; null on the host and at world 1
+  std::shared_ptr<comm::ExposedTime> exposed;
 
   std::atomic<std::uint64_t> forward_calls{0}, backward_calls{0};
   std::atomic<bool> strided_reported{false};

@@ -47,6 +47,7 @@ struct ForwardCall {
   BufferView workspace;
   DropoutState dropout;
   std::int64_t global_q_offset = 0, global_k_offset = 0;  ///< packed-sequence index of row 0 / key position 0
+  int sm_margin = 0;  ///< SMs that kernels which would fill the device leave to a transfer
 };
 
 struct BackwardCall {
@@ -61,6 +62,7 @@ struct BackwardCall {
   BufferView workspace;
   DropoutState dropout;
   std::int64_t global_q_offset = 0, global_k_offset = 0;
+  int sm_margin = 0;  ///< as in ForwardCall
 };
 
 /// Prepared for one shape and one rank plan; immutable; safe for concurrent calls with distinct workspaces.

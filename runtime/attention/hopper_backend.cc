@@ -16,6 +16,7 @@
 #include "attention/hopper_maps.h"
 #include "attention/hopper_work.h"
 #include "attention/kernel_tensor.h"
+#include "attention/persistent_grid.h"
 #include "attention/prepared_kernels.h"
 #include "base/check.h"
 #include "jit/kernel_info.h"
@@ -110,7 +111,7 @@ class HopperAttention final : public PreparedAttention {
     args.remote_len = static_cast<int>(plan_.remote_len);
     args.ticket = counters_->of(stream.handle, captured);
     args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
-    const auto ctas = std::min<std::size_t>(items, static_cast<std::size_t>(device_->facts().sm_count));
+    const std::size_t ctas = persistent_ctas(items, device_->facts(), call.sm_margin);
     void* parameters[] = {&args};
     const PreparedKernel& kernel = (*kernels_)[kForward];
     device_->launch(*kernel.loaded, {static_cast<unsigned>(ctas), 1, 1},

@@ -9,6 +9,7 @@
 #include "attention/hopper_backward_work.h"
 #include "attention/hopper_maps.h"
 #include "attention/kernel_tensor.h"
+#include "attention/persistent_grid.h"
 #include "base/check.h"
 #include "plan/document_groups.h"
 
@@ -185,7 +186,7 @@ void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) 
     args.shared_begin = static_cast<int>(plan_.shared_begin);
     args.scale = rows.scale;
     args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
-    launch_one(kMain, std::min(items, static_cast<std::size_t>(device_->facts().sm_count)), 1,
+    launch_one(kMain, persistent_ctas(items, device_->facts(), call.sm_margin), 1,
                static_cast<unsigned>(config_.threads()), &args, stream);
   }
   if (sum_blocks_ > 0 && chunks > 0) launch_one(kRound, chunks, shares, kRowThreads, &rows, stream);

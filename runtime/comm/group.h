@@ -92,6 +92,9 @@ class Group {
   }
   /// Collective, on the thread of the host channel: whatever the first transfer on `device` needs.
   virtual void prepare(const std::shared_ptr<device::Device>& /*device*/, Deadline /*deadline*/) {}
+  /// SMs of `device` that transfers occupy while they are in flight: what a kernel that fills the device should
+  /// leave them.
+  virtual int transfer_sms(device::Device* /*device*/) const { return 0; }
   /// True: rows with gaps have to be packed before they are sent from `device`.
   virtual bool contiguous_only(device::Device* /*device*/) const { return false; }
   /// False: this kind of group needs no heartbeats. Called with the same value on every rank.

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -49,6 +51,8 @@ struct KvExchange::Impl {
   // Lists of one call, kept so that a call allocates nothing; `busy` guards them.
   std::atomic<bool> busy = false;
   std::vector<TransferOp> sends, recvs;
+  std::optional<ExposureMeter::Events> timed;  // the transfer that is under way, unless nobody times it
+  Direction within = Direction::forward;
 
   bool on_device() const { return options.device != nullptr; }
   void check_stream(Stream stream) const {
@@ -61,7 +65,7 @@ struct KvExchange::Impl {
 
   /// Runs body(lane) on the transfer stream, after the work that is on `stream` now.
   template <class Body>
-  void transfer(Stream stream, Body&& body) {
+  void transfer(Stream stream, Direction direction, Body&& body) {
     require(!busy.exchange(true, std::memory_order_acquire), ErrorCode::invalid_argument,
             "two threads run one rank's exchange at the same time; one at a time is allowed");
     struct Release {
@@ -70,8 +74,16 @@ struct KvExchange::Impl {
     } release{busy};
     sends.clear();
     recvs.clear();
-    if (!on_device()) return body(Lane{});
+    within = direction;
+    if (!on_device()) {
+      const auto start = std::chrono::steady_clock::now();
+      body(Lane{});
+      const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
+      if (options.exposed) options.exposed->add(within, took.count());  // nothing runs meanwhile
+      return;
+    }
     device::Device& device = *options.device;
+    begin_timing(device, stream);
     device.record(before.get(), stream.handle);
     device.wait(transfer_stream, before.get());
     try {
@@ -80,12 +92,26 @@ struct KvExchange::Impl {
       // What was enqueued still touches the caller's buffers: later work on its stream must come after it.
       device.record(after.get(), transfer_stream);
       device.wait(stream.handle, after.get());
+      if (timed) options.meter->give_back(std::move(*std::exchange(timed, std::nullopt)));
       throw;
     }
-    device.record(after.get(), transfer_stream);
+    device.record(timed ? timed->arrived.get() : after.get(), transfer_stream);
+  }
+  /// Events of a capture do not come about: what is captured goes untimed.
+  void begin_timing(device::Device& device, Stream stream) {
+    if (timed)
+      options.meter->give_back(std::move(*std::exchange(timed, std::nullopt)));  // nobody waited for it
+    if (!options.meter || !options.exposed) return;
+    if (!device.capturing(stream.handle)) timed = options.meter->take();
+    if (!timed) options.exposed->miss();
   }
   void join(Stream stream) {
-    if (on_device()) options.device->wait(stream.handle, after.get());
+    if (!on_device()) return;
+    device::Device& device = *options.device;
+    if (!timed) return device.wait(stream.handle, after.get());
+    device.record(timed->ready.get(), stream.handle);
+    device.wait(stream.handle, timed->arrived.get());
+    options.meter->add(std::move(*std::exchange(timed, std::nullopt)), within, options.exposed);
   }
 
   TensorView packed(BufferView buffer, std::size_t offset, DType dtype, std::int64_t rows, int dim) const {
@@ -166,7 +192,8 @@ ConstTensorView KvExchange::remote_v(BufferView landing) const {
   return impl_->packed(landing, layout.landing_v + skip, layout.dtype, layout.remote_len, layout.dim_v);
 }
 
-void KvExchange::start_forward(ConstTensorView k, ConstTensorView v, BufferView landing, Stream stream) {
+void KvExchange::start_forward(ConstTensorView k, ConstTensorView v, BufferView landing, Stream stream,
+                               Direction within) {
   Impl& impl = *impl_;
   const KvLayout& layout = impl.layout;
   impl.check_stream(stream);
@@ -178,7 +205,7 @@ void KvExchange::start_forward(ConstTensorView k, ConstTensorView v, BufferView 
   const StridedRows all_k = rows_of(impl.packed(landing, 0, layout.dtype, layout.landing_rows, layout.dim_k));
   const StridedRows all_v =
       rows_of(impl.packed(landing, layout.landing_v, layout.dtype, layout.landing_rows, layout.dim_v));
-  impl.transfer(stream, [&](const Lane& lane) {
+  impl.transfer(stream, within, [&](const Lane& lane) {
     if (layout.path == ExchangePath::allgather) {
       const GatherOp ops[] = {{own_k, all_k}, {own_v, all_v}};
       impl.group->all_gather(ops, lane, impl.bounds());
@@ -223,7 +250,7 @@ void KvExchange::start_reduce(const Partials& own, BufferView gradients, Stream 
       rows_of(impl.packed(gradients, layout.peers_dk, layout.payload, layout.shared_rows, layout.dim_k));
   const StridedRows from_v =
       rows_of(impl.packed(gradients, layout.peers_dv, layout.payload, layout.shared_rows, layout.dim_v));
-  impl.transfer(stream, [&](const Lane& lane) {
+  impl.transfer(stream, Direction::backward, [&](const Lane& lane) {
     for (const EdgeRows& edge : layout.returns) {
       impl.sends.push_back({edge.peer, dk.slice(edge.begin, edge.count)});
       impl.sends.push_back({edge.peer, dv.slice(edge.begin, edge.count)});
@@ -267,6 +294,9 @@ void KvExchange::reduce(const Partials& own, BufferView gradients, TensorView dk
   start_reduce(own, gradients, stream);
   finish_reduce(gradients, dk, dv, stream);
 }
+
+bool KvExchange::moves_forward() const { return impl_->layout.moves_forward; }
+bool KvExchange::moves_backward() const { return impl_->layout.moves_backward; }
 
 bool KvExchange::strided(ConstTensorView k, ConstTensorView v) { return !k.contiguous() || !v.contiguous(); }
 

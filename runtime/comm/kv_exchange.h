@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bdcp/types.h"
+#include "comm/exposure.h"
 #include "comm/group.h"
 #include "jit/kernel_cache.h"
 #include "plan/plan.h"
@@ -20,6 +21,8 @@ struct KvExchangeOptions {
   /// A live peer may be late to a call by start_timeout_s; timeout_s counts once all ranks have started it.
   double start_timeout_s = 600, timeout_s = 120;
   std::shared_ptr<device::Device> device;  ///< null: host memory
+  std::shared_ptr<ExposureMeter> meter;    ///< null: waits on the device are not timed
+  std::shared_ptr<ExposedTime> exposed;    ///< where waits are added up; may be null
   jit::KernelCache* cache = nullptr;  ///< needed with a device if shape.backward; only used during construction
 };
 
@@ -43,8 +46,9 @@ class KvExchange {
   ConstTensorView remote_v(BufferView landing) const;
   /// Starts the transfers; work before this call on `stream` is seen. Host: complete on return.
   /// CUDA: runs on the group's transfer stream; finish_forward makes `stream` wait for it, and for the peers'
-  /// copies out of k and v. One pair of calls at a time.
-  void start_forward(ConstTensorView k, ConstTensorView v, BufferView landing, Stream stream);
+  /// copies out of k and v. One pair of calls at a time. `within`: the call that the wait counts for.
+  void start_forward(ConstTensorView k, ConstTensorView v, BufferView landing, Stream stream,
+                     Direction within = Direction::forward);
   void finish_forward(Stream stream);
 
   /// Bytes for gradient partials: shared_dk/dv (f32), remote_dk/dv (payload) and the landing of peers'
@@ -62,6 +66,9 @@ class KvExchange {
   void start_reduce(const Partials& partials, BufferView gradients, Stream stream);
   void finish_reduce(BufferView gradients, TensorView dk, TensorView dv, Stream stream);
 
+  /// Whether this rank sends or receives anything on the way there, and on the way back.
+  bool moves_forward() const;
+  bool moves_backward() const;
   /// True if this call's strides needed more than contiguous copies (downgrade code "kv_strided").
   static bool strided(ConstTensorView k, ConstTensorView v);
   std::vector<std::shared_ptr<const jit::CompiledKernel>> kernels() const;

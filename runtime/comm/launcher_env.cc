@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
 
@@ -119,6 +120,15 @@ Launch read_launch(const Variables& variables) {
   if (launch.master_host.empty() && number_or(variables, "MPI_LOCALNRANKS", -1, 1, kMost) == launch.world)
     launch.master_host = "localhost";
   return launch;
+}
+
+bool launched(const Variables& variables) {
+  const auto marks = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
+  return std::any_of(marks.begin(), marks.end(), [&](const char* name) { return find(variables, name); });
+}
+
+int local_rank(const Variables& variables) {
+  return launched(variables) ? std::max(read_launch(variables).local_rank, 0) : 0;
 }
 
 }  // namespace bdcp::comm

@@ -21,6 +21,12 @@ struct Launch {
 /// if none of the launchers left its mark.
 Launch read_launch(const std::map<std::string, std::string>& variables);
 
+/// Whether a launcher has left its mark.
+bool launched(const std::map<std::string, std::string>& variables);
+/// This process's number on its host; 0 without a launcher, or with one that does not tell. Throws as
+/// read_launch for variables that make no sense.
+int local_rank(const std::map<std::string, std::string>& variables);
+
 /// "gpu[003-010,12],login1" -> "gpu003".
 std::string first_slurm_host(std::string_view node_list);
 

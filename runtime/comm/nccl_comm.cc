@@ -80,6 +80,7 @@ void NcclComm::create(const nccl::UniqueId& id, int size, int rank, const Attend
   std::lock_guard inside(inside_);
   nccl::Config config;
   config.blocking = 0;
+  config.max_ctas = kMaxCtas;
   device_->in_context([&] {
     nccl::Comm comm = nullptr;
     const nccl::Result result = library_->ncclCommInitRankConfig(&comm, size, id, rank, &config);

@@ -17,6 +17,9 @@ namespace bdcp::comm {
 /// Thread safe. Ended by abort() or close(), not by its destructor.
 class NcclComm final : public Transport {
  public:
+  /// NCCL takes no more CTAs, each of which occupies an SM: attention leaves that many free while it runs.
+  /// NCCL_MAX_CTAS, which is NCCL's, overrides it.
+  static constexpr int kMaxCtas = 16;
   /// Called over and over while NCCL works in the background; throws to give up.
   using Attend = std::function<void()>;
 

@@ -35,6 +35,7 @@ class NcclPlane final : public StreamPlane {
 
   std::string why_not(device::Device& device) override;
   std::string describe() const override;
+  int transfer_sms() const override { return NcclComm::kMaxCtas; }
   void prepare(const std::shared_ptr<device::Device>& device, Deadline deadline) override;
   void exchange(std::span<const TransferOp> sends, std::span<const TransferOp> recvs, const Lane& lane,
                 const TransferBounds& bounds) override;
@@ -117,10 +118,10 @@ void NcclPlane::prepare(const std::shared_ptr<device::Device>& device, Deadline 
   if (comm_) return;
   require(library_ != nullptr, ErrorCode::internal, "the transport was not asked whether it can");
   if (rank() == 0 && env_.launch_order.value_or("0") != "1")
-    channel_.log().info(
+    channel_.log().warn(
         "NCCL_LAUNCH_ORDER_IMPLICIT is not 1: if this process has other NCCL communicators on the same device, "
-        "all "
-        "ranks must call them and bdcp in the same order");
+        "all ranks must call them and bdcp in the same order, or they may wait for each other for ever; 1 lets "
+        "NCCL keep the order");
   auto made = std::make_shared<NcclComm>(library_, device);
   nccl::UniqueId id{};
   if (rank() == 0) device->in_context([&] { id = made->unique_id(); });

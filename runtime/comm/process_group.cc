@@ -65,6 +65,9 @@ class ProcessGroup final : public Group {
     const OneThread claim(frames_busy_, *this);
     guarded([&] { streams({{}, device.get()}).prepare(device, deadline); });
   }
+  int transfer_sms(device::Device* device) const override {
+    return device && streams_ ? streams_->transfer_sms() : 0;
+  }
   bool contiguous_only(device::Device* device) const override { return device != nullptr; }
   bool set_heartbeat(double seconds) override {
     require_same_process();

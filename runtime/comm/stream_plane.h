@@ -20,6 +20,8 @@ class StreamPlane {
   virtual std::string why_not(device::Device& device) = 0;
   /// Equal on all ranks that can talk to each other; after why_not().
   virtual std::string describe() const = 0;
+  /// See Group::transfer_sms.
+  virtual int transfer_sms() const { return 0; }
   /// Collective, on the frames' thread: sets up what the first transfer needs. Later calls do nothing.
   virtual void prepare(const std::shared_ptr<device::Device>& device, Deadline deadline) = 0;
   virtual void exchange(std::span<const TransferOp> sends, std::span<const TransferOp> recvs, const Lane& lane,

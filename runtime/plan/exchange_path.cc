@@ -79,6 +79,11 @@ void choose_automatic(const PathFacts& facts, bool cross_node, const std::string
   if (cross_node) {
     decision.path = ExchangePath::allgather;
     decision.reason = "auto: " + nodes + "; needed-only is not allowed across nodes";
+  } else if (facts.costs) {
+    const auto [allgather, needed] = *facts.costs;
+    decision.path = needed <= allgather ? needed_only(facts) : ExchangePath::allgather;
+    decision.reason = fmt::format("auto: as measured, needed-only takes {:.1f} us, allgather {:.1f} us; {}",
+                                  needed, allgather, facts.halo_feasible ? kHaloReason : kAllToAllReason);
   } else if (facts.needed_tokens < facts.allgather_tokens) {
     decision.path = needed_only(facts);
     decision.reason = fmt::format("auto: needed-only moves {} tokens, allgather {}; {}", facts.needed_tokens,
@@ -145,16 +150,20 @@ std::array<std::size_t, kBackendOrder.size()> backend_order(BackendKind named) {
   return order;
 }
 
-int count_nodes(const PathFacts& facts) {
-  if (facts.ranks_per_node) {
-    const int per_node = *facts.ranks_per_node;
+int count_nodes(std::span<const std::string> hosts, std::optional<int> ranks_per_node) {
+  if (ranks_per_node) {
+    const int per_node = *ranks_per_node;
     require(per_node >= 1, ErrorCode::invalid_argument,
             [&] { return fmt::format("ranks_per_node is {}; allowed: 1 or more", per_node); });
-    return static_cast<int>((facts.ranks.size() + per_node - 1) / per_node);
+    return (static_cast<int>(hosts.size()) + per_node - 1) / per_node;
   }
-  std::set<std::string_view> hosts;
-  for (const RankFacts& rank : facts.ranks) hosts.insert(rank.host);
-  return static_cast<int>(hosts.size());
+  return static_cast<int>(std::set<std::string_view>(hosts.begin(), hosts.end()).size());
+}
+
+int count_nodes(const PathFacts& facts) {
+  std::vector<std::string> hosts;
+  for (const RankFacts& rank : facts.ranks) hosts.push_back(rank.host);
+  return count_nodes(hosts, facts.ranks_per_node);
 }
 
 void add_plan_facts(const GlobalPlan& plan, PathFacts& facts) {

@@ -4,11 +4,13 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "bdcp/decision.h"
 #include "bdcp/types.h"
+#include "plan/path_costs.h"
 #include "plan/plan.h"
 
 namespace bdcp::plan {
@@ -43,11 +45,13 @@ struct PathFacts {
   int halo_infeasible_rank = -1;      ///< first rank whose document reaches left of its neighbour, where known
   std::int64_t needed_tokens = 0;     ///< sum over edges
   std::int64_t allgather_tokens = 0;  ///< (world - 1) * local_len * world
+  std::optional<PathCosts> costs;     ///< null: nothing was measured, and tokens decide
   double dropout_p = 0.0;
 };
 
 /// Nodes the group spans: distinct hosts, or ceil(world / ranks_per_node). Throws Error(invalid_argument) for
 /// ranks_per_node < 1.
+int count_nodes(std::span<const std::string> hosts, std::optional<int> ranks_per_node);
 int count_nodes(const PathFacts& facts);
 
 /// Never throws for facts that are merely unfortunate: everything becomes a downgrade with code, text and rank.

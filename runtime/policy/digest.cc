@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
-#include "policy/json_file.h"
-
 namespace bdcp::policy {
 
 std::vector<std::pair<std::string, std::string>> group_fields(const Policy& policy, const GroupFacts& facts) {
@@ -26,8 +24,7 @@ std::string group_digest(const Policy& policy, const GroupFacts& facts) {
   return fmt::format("{:016x}", digest(group_fields(policy, facts)));
 }
 
-std::string content_hash(const std::string& path, std::string_view what) {
-  const std::string text = read_text_file(path, what);
+std::string content_hash(std::string_view text) {
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   return fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
 }

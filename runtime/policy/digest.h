@@ -20,7 +20,7 @@ std::uint64_t digest(const std::vector<std::pair<std::string, std::string>>& fie
 /// `group_from` with the local fields of `local_from`: what a reload may switch at once.
 PolicyValues merge_local(const PolicyValues& group_from, const PolicyValues& local_from);
 
-/// "xxh3:<128-bit hex>" of a file's bytes. Throws Error(io_error) that starts with `what`.
-std::string content_hash(const std::string& path, std::string_view what);
+/// "xxh3:<128-bit hex>" of a file's bytes.
+std::string content_hash(std::string_view text);
 
 }  // namespace bdcp::policy

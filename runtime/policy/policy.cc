@@ -61,6 +61,14 @@ PolicyValues Policy::resolve(const GroupFacts& facts) const {
   return values;
 }
 
+std::shared_ptr<const policy::MeasuredExchange> Policy::measured(const GroupFacts& facts) const {
+  std::shared_ptr<const policy::MeasuredExchange> last;
+  for_each_assignment(*state_, facts, [&](const State::Assignment& assignment) {
+    if (state_->fields[assignment.field].by_content) last = assignment.measured;
+  });
+  return last;
+}
+
 std::vector<PolicyValues> Policy::variants(std::span<const std::string_view> names) const {
   PolicyValues base;
   const auto apply = [&](const State::Assignment& assignment) {

@@ -1,12 +1,14 @@
 // What a loaded Policy holds: the field table and the assignments of each layer, lowest precedence first.
 #pragma once
 #include <cstddef>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "bdcp/policy.h"
 #include "policy/field_table.h"
+#include "policy/measured_exchange.h"
 #include "policy/schema.h"
 
 namespace bdcp {
@@ -16,7 +18,9 @@ struct Policy::State {
     std::size_t field = 0;  ///< index into `fields`
     nlohmann::json value;
     std::string origin;
-    std::string content;  ///< hash of the file, for fields compared by content
+    /// For fields compared by content: the file's hash, and what it says.
+    std::string content;
+    std::shared_ptr<const policy::MeasuredExchange> measured;
   };
   struct GroupRule {
     nlohmann::json match;

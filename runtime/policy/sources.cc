@@ -53,10 +53,16 @@ Assignment Loader::assign(std::size_t index, json value, const std::string& at, 
   if (field.path && value.is_string()) value = resolve_path(value, folder);
   if (field.path && value.is_array())
     for (json& entry : value) entry = resolve_path(entry, folder);
-  Assignment assignment{index, std::move(value), origin, {}};
-  // Read now: a file that is missing on one rank must be an error of that rank's load, not of a later step.
-  if (field.by_content && assignment.value.is_string())
-    assignment.content = content_hash(assignment.value, fmt::format("{}: {}: file", origin, at));
+  Assignment assignment{index, std::move(value), origin, {}, {}};
+  // Read now, and once: a file that is missing or wrong on one rank must be an error of that rank's load, not
+  // of a later step, and ranks use the bytes that they compare.
+  if (field.by_content && assignment.value.is_string()) {
+    const std::string path = assignment.value, what = fmt::format("{}: {}: file", origin, at);
+    const std::string text = read_text_file(path, what);
+    assignment.content = content_hash(text);
+    assignment.measured = std::make_shared<const MeasuredExchange>(
+        MeasuredExchange::parse(text, fmt::format("{} {}", what, show(path))));
+  }
   return assignment;
 }
 

@@ -68,7 +68,8 @@ Result ncclGetUniqueId(nccl::UniqueId* id) {
 }
 Result ncclCommInitRankConfig(Comm* comm, int size, nccl::UniqueId id, int rank, nccl::Config* config) {
   const std::lock_guard lock(mutex);
-  bool good = config->size == sizeof(nccl::Config) && config->magic == 0xcafebeef && config->blocking == 0;
+  bool good = config->size == sizeof(nccl::Config) && config->magic == 0xcafebeef && config->blocking == 0 &&
+              config->max_ctas == 16;
   for (std::size_t i = 0; i < sizeof id.internal; ++i) good = good && id.internal[i] == static_cast<char>(i);
   auto* const made = new bdcp_fake_comm{rank, size, state.busy_init, false, {}};
   *comm = reinterpret_cast<Comm>(made);

@@ -107,6 +107,16 @@ TEST(LauncherEnv, WhatIsWrongIsNamed) {
           {"TORCHELASTIC_RESTART_COUNT is \"x\""});
 }
 
+TEST(LauncherEnv, TheLocalRankIsTheLaunchersOrZero) {
+  EXPECT_EQ(comm::local_rank({}), 0);
+  EXPECT_EQ(comm::local_rank({{"LOCAL_RANK", "3"}}), 0);  // nobody launched it
+  EXPECT_EQ(comm::local_rank({{"RANK", "5"}, {"WORLD_SIZE", "8"}}), 0);
+  EXPECT_EQ(comm::local_rank({{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}}), 1);
+  EXPECT_EQ(comm::local_rank({{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "2"}}), 2);
+  EXPECT_TRUE(comm::launched({{"PMI_RANK", "0"}}));
+  EXPECT_FALSE(comm::launched({{"SLURM_JOB_ID", "7"}}));
+}
+
 TEST(LauncherEnv, FirstHostOfASlurmList) {
   EXPECT_EQ(comm::first_slurm_host("node1"), "node1");
   EXPECT_EQ(comm::first_slurm_host("gpu[003-010,12],login1"), "gpu003");

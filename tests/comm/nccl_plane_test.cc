@@ -147,6 +147,8 @@ TEST_F(NcclPlane, CallsComeInOrder) {
     EXPECT_EQ(comm.group()->transport(device_of(comm).get()), "nccl 2.28.9");
     EXPECT_EQ(comm.group()->transport(nullptr), "sockets");
     EXPECT_TRUE(comm.group()->contiguous_only(device_of(comm).get()));
+    EXPECT_EQ(comm.group()->transfer_sms(device_of(comm).get()), 16);
+    EXPECT_EQ(comm.group()->transfer_sms(nullptr), 0);
   });
   EXPECT_TRUE(all_well(outcomes)) << describe(outcomes);
   EXPECT_EQ(count("ncclGetUniqueId"), 1);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "policy_support.h"
+#include "support/measured_file.h"
 #include "support/policy_fields.h"
 
 namespace bdcp::policy {
@@ -65,8 +66,9 @@ TEST(PolicyDigest, MeasuredIsComparedByContent) {
   const auto with = [&](const std::string& name, const std::string& text) {
     return from_code({{"exchange.measured", folder.write(name, text)}});
   };
-  const Policy one = with("one.json", "{\"a\": 1}"), same = with("elsewhere/two.json", "{\"a\": 1}"),
-               other = with("three.json", "{\"a\": 2}");
+  const Policy one = with("one.json", test::measured_file()),
+               same = with("elsewhere/two.json", test::measured_file()),
+               other = with("three.json", test::measured_file({.halo_us = 1}));
   EXPECT_NE(one.resolve().exchange.measured, same.resolve().exchange.measured);
   EXPECT_EQ(group_fields(one, {}), group_fields(same, {}));
   EXPECT_NE(group_fields(one, {}), group_fields(other, {}));

@@ -88,7 +88,7 @@ TEST(Policy, AllMatchingGroupsApplyInOrder) {
   EXPECT_EQ(both.exchange.path, ExchangePath::allgather);
   EXPECT_EQ(both.exchange.landing_mib, 9);
   EXPECT_EQ(both.exchange.landing_slots, 3);
-  EXPECT_EQ(both.attention.sm_margin, 0);
+  EXPECT_EQ(both.attention.sm_margin, std::nullopt);
   EXPECT_EQ(policy.resolve({"tp", 2, 1}).attention.sm_margin, 4);
 }
 
@@ -101,7 +101,7 @@ TEST_P(PolicyMatch, HoldsExactlyForItsFacts) {
   const Policy policy = from_json(std::string(R"({"groups": [{"match": )") + GetParam().match +
                                   R"(, "set": {"attention": {"sm_margin": 1}}}]})");
   EXPECT_EQ(policy.resolve(GetParam().yes).attention.sm_margin, 1);
-  EXPECT_EQ(policy.resolve(GetParam().no).attention.sm_margin, 0);
+  EXPECT_EQ(policy.resolve(GetParam().no).attention.sm_margin, std::nullopt);
 }
 INSTANTIATE_TEST_SUITE_P(Facts, PolicyMatch,
                          testing::Values(MatchCase{R"({"name": "cp"})", {"cp", 1, 1}, {"cp2", 1, 1}},

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "policy_support.h"
+#include "support/measured_file.h"
 #include "support/policy_fields.h"
 
 namespace bdcp {
@@ -118,7 +119,7 @@ TEST(PolicySources, OverridesAreChecked) {
 
 TEST(PolicySources, FilesAndTheirPaths) {
   const test::ScratchFolder folder;
-  folder.write("sub/measured.json", "{}");
+  folder.write("sub/measured.json", test::measured_file());
   const std::string file = folder.write("sub/policy.json", R"({
     "exchange": {"measured": "measured.json"},
     "kernels": {"cache_dir": "../cache", "seed_dirs": ["seeds", "/abs"], "tuned": ["./t.json"]}})");

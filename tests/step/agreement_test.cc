@@ -235,12 +235,6 @@ TEST(StepAgreement, FeaturesOfLaterVersionsAreRefusedByNameOnAllRanks) {
                               .begin_step(layout_of({32}, 2), kShape, comm, kOnHost);
                         }),
                {"unsupported", "exchange.transport"});
-  expect_all(
-      on_ranks(2,
-               [&](int, Communicator comm) {
-                 runtime_with("attention.sm_margin", "8").begin_step(layout_of({32}, 2), kShape, comm, kOnHost);
-               }),
-      {"unsupported", "attention.sm_margin"});
 }
 
 TEST(StepAgreement, DowngradesFollowThePolicy) {

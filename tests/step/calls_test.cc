@@ -131,6 +131,41 @@ TEST(StepCalls, CallsThatAreNotTheSteps) {
   EXPECT_EQ(nlohmann::json::parse(runtime.metrics_json())["forward_calls"], 1);
 }
 
+TEST(StepCalls, ExposedExchangeIsReported) {
+  struct Case {
+    const char* policy;
+    std::uint64_t backward_waits;
+  };
+  for (const Case& c :
+       {Case{R"({"attention": {"backend": "host"}, "exchange": {"path": "halo"}})", 2},  // K/V again, partials
+        Case{R"({"attention": {"backend": "host"}, "exchange": {"path": "a2a", "backward_kv": "keep"}})", 1}}) {
+    const auto errors = on_ranks(2, [&](int rank, Communicator comm) {
+      const Runtime runtime = quiet_runtime(c.policy);
+      const Step step = runtime.begin_step(layout_of({40}, 2), kShape, comm);
+      RankRun run(step, kShape, GlobalInputs(layout_of({40}, 2), kShape, 1), rank);
+      EXPECT_EQ(step.exposed_exchange().forward_waits, 0u);
+      run.forward(step);
+      run.forward(step);
+      run.backward(step);
+      const ExposedExchange exposed = step.exposed_exchange();
+      EXPECT_EQ(exposed.forward_waits, 2u);
+      EXPECT_EQ(exposed.backward_waits, c.backward_waits);
+      EXPECT_GT(exposed.forward_us, 0);
+      EXPECT_GT(exposed.backward_us, 0);
+      EXPECT_EQ(exposed.untimed_waits, 0u);
+      const auto metrics = nlohmann::json::parse(runtime.metrics_json())["exchange"];
+      EXPECT_EQ(metrics["forward_waits"], 2);
+      EXPECT_EQ(metrics["exposed_backward_us"], exposed.backward_us);
+      // Nothing travels between documents that end with their rank.
+      const Step apart = runtime.begin_step(layout_of({20, 20}, 2), kShape, comm);
+      RankRun alone(apart, kShape, GlobalInputs(layout_of({20, 20}, 2), kShape, 1), rank);
+      alone.forward(apart);
+      EXPECT_EQ(apart.exposed_exchange().forward_waits, 0u);
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+  }
+}
+
 TEST(StepCalls, WorkspaceIsCheckedAtWorldTwo) {
   const auto errors = on_ranks(2, [&](int rank, Communicator comm) {
     const DocLayout layout = layout_of({40}, 2);

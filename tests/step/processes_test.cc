@@ -65,6 +65,49 @@ TEST(Processes, ResultsAreTheOraclesAndThoseOfThreadsBitForBit) {
   }
 }
 
+TEST(Processes, NodesThatHostsOrThePolicyTellFallBackToAllgatherUnlessAllowed) {
+  struct Case {
+    const char* nodes;
+    std::vector<std::string> variables;
+    bool allowed;
+  };
+  const DocLayout layout = parity_layout(2);
+  const GlobalInputs inputs(layout, kParityShape, kParitySeed);
+  const check::Results want =
+      check::oracle(check::Problem::from(kParityShape, layout),
+                    {inputs.q.view(), inputs.k.view(), inputs.v.view(), inputs.dout.view()});
+  for (const Case& c :
+       {Case{"exchange.ranks_per_node=1", {}, false}, Case{"hosts=apart", {}, false},
+        Case{"exchange.ranks_per_node=1", {"BDCP_ALLOW_XNODE=1"}, true},
+        Case{"hosts=apart", {"BDCP_ALLOW_XNODE=1"}, true}, Case{"hosts=apart", {"BDCP_ALLOW_XNODE=0"}, false},
+        Case{"exchange.ranks_per_node=2", {}, true}}) {
+    SCOPED_TRACE(std::string(c.nodes) + (c.variables.empty() ? "" : " " + c.variables[0]));
+    const Folder folder;
+    Job job(2, command({"do=parity", "env=yes", c.nodes, "out=" + folder.path}), {}, c.variables);
+    job.finish();
+    ASSERT_TRUE(job.all_exited_well()) << job.all_text();
+    for (const int rank : {0, 1}) {
+      EXPECT_THAT(job[rank].text,
+                  HasSubstr(c.allowed ? "path allgather\npath halo\npath a2a\n"
+                                      : "path allgather\npath allgather\ndowngrade cross_node halo to "
+                                        "allgather\npath allgather\ndowngrade cross_node a2a to allgather\n"))
+          << job.all_text();
+    }
+    const std::int64_t rows = layout.local_tokens();
+    for (const char* path : kPaths)
+      for (const int rank : {0, 1}) {
+        std::ifstream file(folder.path + "/" + path + "." + std::to_string(rank), std::ios::binary);
+        std::vector<float> out(static_cast<std::size_t>(rows * kParityShape.heads_q * kParityShape.dim_v()));
+        file.read(reinterpret_cast<char*>(out.data()),
+                  static_cast<std::streamsize>(out.size() * sizeof(float)));
+        const std::vector<double> whole(want.out.begin(), want.out.end()), got(out.begin(), out.end());
+        const auto begin = whole.begin() + static_cast<std::ptrdiff_t>(rank * out.size());
+        EXPECT_TRUE(numbers_pass(check::Quantity::out, DType::f32, got, {begin, begin + got.size()}))
+            << path << ", rank " << rank;
+      }
+  }
+}
+
 TEST(Drills, AKilledRankIsNamedOnEverySurvivorAtOnce) {
   for (const char* how : {"die_before", "die_in_step", "die_after"}) {
     SCOPED_TRACE(how);

@@ -3,11 +3,13 @@
 #include <signal.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <thread>
 
 #include "comm/consensus.h"
+#include "device/dynamic_library.h"
 #include "step/device_rank.h"
 #include "step/rank_cases.h"
 #include "support/policy_fields.h"
@@ -44,10 +46,10 @@ void nap(double seconds) { std::this_thread::sleep_for(std::chrono::duration<dou
 Runtime runtime_of(const Setting& setting, std::vector<std::pair<std::string, std::string>> more = {}) {
   RuntimeOptions options;
   Policy::Sources sources;
-  sources.ignore_env = true;
+  sources.ignore_env = !setting.is("env", "yes");
   sources.code = {{"attention.backend", setting.is("on", "gpu") ? "\"reference\"" : "\"host\""}};
-  for (const char* field :
-       {"exchange.path", "agreement.timeout_s", "agreement.heartbeat_s", "failure.exchange_timeout_s"})
+  for (const char* field : {"exchange.path", "exchange.ranks_per_node", "agreement.timeout_s",
+                            "agreement.heartbeat_s", "failure.exchange_timeout_s"})
     if (setting.given.count(field)) sources.code.emplace_back(field, setting.text(field));
   for (auto& field : more) sources.code.push_back(std::move(field));
   options.policy = Policy::load(sources);
@@ -61,6 +63,7 @@ ProcessOptions options_of(const Setting& setting) {
   options.rendezvous = setting.text("rendezvous");
   options.heartbeat_s = setting.number("agreement.heartbeat_s", 2);
   options.timeout_s = setting.number("create_timeout", 50);
+  if (setting.is("hosts", "apart")) options.host = "node" + std::string(std::getenv("RANK"));
   options.log_sink = [](PolicyValues::LogLevel, std::string_view line) { say("log " + std::string(line)); };
   return options;
 }
@@ -77,6 +80,8 @@ void parity(const Setting& setting, Communicator comm) {
     std::ofstream file(setting.text("out") + "/" + path + "." + std::to_string(comm.rank()), std::ios::binary);
     write_results(file, run);
     say("path " + std::string(to_string(step.decision().path)));
+    for (const Downgrade& downgrade : step.decision().downgrades)
+      say("downgrade " + downgrade.code + " " + downgrade.from + " to " + downgrade.to);
   }
 }
 
@@ -106,8 +111,17 @@ class Shard {
   std::unique_ptr<DeviceRank> gpu_;
 };
 
+/// The tests' libnccl tells any version.
+void pretend_nccl(int version) {
+  std::string why;
+  const auto library = device::DynamicLibrary::open({"libnccl.so.2"}, std::getenv("BDCP_LIBNCCL"), {}, &why);
+  if (!library) throw Error(ErrorCode::library_missing, why);
+  reinterpret_cast<void (*)(int)>(library->symbol("fake_nccl_version"))(version);
+}
+
 std::shared_ptr<device::Device> device_of(const Setting& setting, int ordinal) {
   if (!setting.is("on", "gpu")) return nullptr;
+  if (setting.given.count("nccl")) pretend_nccl(static_cast<int>(setting.number("nccl", 0)));
   std::string why;
   const auto driver = device::Driver::open(Env::from_process(), &why);
   if (!driver) throw Error(ErrorCode::library_missing, why);
@@ -126,6 +140,7 @@ void run_out_of_memory(device::Device& device, const Communicator& comm) {
 void steps(const Setting& setting, const Communicator& comm, const std::shared_ptr<device::Device>& device) {
   const Runtime runtime = runtime_of(setting);
   const DocLayout layout = DocLayout::from_lengths(std::vector<std::int64_t>{60}, {.world_size = comm.size()});
+  const DocLayout other = DocLayout::from_lengths(std::vector<std::int64_t>{59}, {.world_size = comm.size()});
   const GlobalInputs inputs(layout, kParityShape, 1);
   const StepOptions options{.device = device ? device->facts().ordinal : StepOptions::device_host};
   const int odd_step = static_cast<int>(setting.number("odd_step", 2));
@@ -145,7 +160,10 @@ void steps(const Setting& setting, const Communicator& comm, const std::shared_p
       nap(60);
       return;
     }
-    const Step step = runtime.begin_step(layout, kParityShape, comm, options);
+    const Step step = how == "other_layout"   ? runtime.begin_step(other, kParityShape, comm, options)
+                      : how == "other_policy" ? runtime_of(setting, {{"exchange.grad_payload", "\"input\""}})
+                                                    .begin_step(layout, kParityShape, comm, options)
+                                              : runtime.begin_step(layout, kParityShape, comm, options);
     kept.push_back(std::make_unique<Shard>(step, inputs, comm.rank(), device));
     Shard& run = *kept.back();
     if (how == "die_in_step") raise(SIGKILL);

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "bdcp/policy.h"
+#include "support/measured_file.h"
 
 namespace bdcp::test {
 namespace {
@@ -29,7 +30,7 @@ std::string alternative(const json& node, const std::string& folder) {
   if (allows(node, "array")) return json::array({folder + "/alternative"}).dump();
   if (allows(node, "string")) {
     const std::string path = folder + "/alternative";
-    std::ofstream(path) << "{}";
+    std::ofstream(path) << measured_file();  // where a field names a file, it is this one
     return json(path).dump();
   }
   throw std::runtime_error("no alternative for " + node.dump());

@@ -94,7 +94,7 @@ CLI::Option* add_ranks(CLI::App& app, Request& request) {
 }
 
 CLI::Option* add_exchange(CLI::App& app, Request& request) {
-  ExchangeOptions& options = request.exchange;
+  autotune::ExchangeOptions& options = request.exchange;
   app.add_option("--paths", options.paths, "allgather, halo, a2a")
       ->delimiter(',')
       ->check(CLI::IsMember({"allgather", "halo", "a2a"}))
@@ -163,8 +163,7 @@ ParsedArgs parse_args(int argc, const char* const* argv) {
   request.world_given = world->count() + exchange_world->count() > 0;
   for (int i = 1; i < argc; ++i)
     if (std::string_view(argv[i]) != "--spawn") request.children.emplace_back(argv[i]);
-  if (request.exchange.sizes.empty())
-    for (std::int64_t bytes = 64 << 10; bytes <= 256 << 20; bytes *= 4) request.exchange.sizes.push_back(bytes);
+  if (request.exchange.sizes.empty()) request.exchange.sizes = autotune::default_sizes();
   options.shape.dtype = *parse_dtype(words.dtype);
   options.backend = words.backend;
   options.exchange = words.exchange;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/exchange.h"
+#include "autotune/exchange_measure.h"
 #include "bench/measure.h"
 #include "bench/workload.h"
 
@@ -15,7 +15,7 @@ namespace bdcp::bench {
 struct Request {
   enum class What { attention, exchange };
   What what = What::attention;
-  ExchangeOptions exchange;
+  autotune::ExchangeOptions exchange;
   MeasureOptions options;
   std::vector<std::string> packs;
   std::string lengths, cu_seqlens, cu_seqlens_k;

@@ -1,11 +1,10 @@
 // bdcp-bench: times attention over packed documents and checks its numbers.
 #include <fmt/format.h>
 
+#include "autotune/spawn.h"
 #include "base/env.h"
 #include "bench/cli.h"
 #include "bench/report.h"
-#include "bench/spawn.h"
-#include "comm/launcher_env.h"
 #include "common/cli.h"
 #include "common/workloads.h"
 
@@ -18,26 +17,10 @@ int list_packs() {
   return tools::exit_ok;
 }
 
-/// Ranks as the request and the launcher want them.
-Team assemble(Request& request) {
-  const Env env = Env::from_process();
-  int launched = 1;
-  try {
-    launched = comm::read_launch(env.launcher).world;
-  } catch (const Error&) {
-    // No launcher: all ranks are here.
-  }
-  if (launched == 1) return Team(request.options.world);
-  if (request.world_given && request.options.world != launched)
-    throw Error(ErrorCode::invalid_argument, fmt::format("--world is {}, and the launcher started {} processes",
-                                                         request.options.world, launched));
-  request.options.world = launched;
-  return Team(Communicator::from_launcher({.name = "bench"}));
-}
-
 int run_exchange(const Request& request, const Team& team) {
-  measure_exchange(request.exchange, team, [&](const ExchangeLine& line) {
-    if (team.leads()) tools::print_text((request.json ? to_json_line(line) : to_text(line)) + "\n");
+  autotune::measure_exchange(request.exchange, team, [&](const autotune::ExchangeLine& line) {
+    if (team.leads())
+      tools::print_text((request.json ? autotune::to_json_line(line) : autotune::to_text(line)) + "\n");
   });
   return tools::exit_ok;
 }
@@ -63,8 +46,10 @@ int run_attention(const Request& request, const Team& team) {
 
 int run(Request request) {
   if (request.list_packs) return list_packs();
-  if (request.spawn) return spawn_ranks(request.options.world, request.children);
-  const Team team = assemble(request);
+  if (request.spawn) return autotune::spawn_ranks("bdcp-bench", request.options.world, request.children);
+  const Team team = Team::assemble(request.world_given ? std::optional(request.options.world) : std::nullopt,
+                                   "bench", Env::from_process());
+  request.options.world = team.world();
   request.options.seed = team.agree_on(request.options.seed);
   return request.what == Request::What::exchange ? run_exchange(request, team) : run_attention(request, team);
 }

@@ -3,13 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include "base/check.h"
-#include "base/env.h"
 #include "bench/inputs.h"
-#include "comm/launcher_env.h"
 
 namespace bdcp::bench {
 namespace {
@@ -31,50 +28,14 @@ Runtime make_runtime(Policy policy) {
   return Runtime::create(std::move(options));
 }
 
-/// This process's number on its host, as the launcher says it.
-int local_rank(const Env& env) {
-  try {
-    return std::max(0, comm::read_launch(env.launcher).local_rank);
-  } catch (const Error&) {
-    return 0;  // nobody launched it
-  }
-}
-
 }  // namespace
-
-Place open_place(const std::string& wanted, BackendKind backend, std::string* name) {
-  *name = "host";
-  if (wanted == "host" || (wanted == "auto" && backend == BackendKind::host)) return {};
-  const Env env = Env::from_process();
-  int ordinal = local_rank(env);
-  if (wanted != "auto") {
-    const auto [end, error] = std::from_chars(wanted.data(), wanted.data() + wanted.size(), ordinal);
-    require(error == std::errc() && end == wanted.data() + wanted.size() && ordinal >= 0,
-            ErrorCode::invalid_argument,
-            [&] { return fmt::format("device is \"{}\"; allowed: auto, host, a CUDA ordinal", wanted); });
-  }
-  std::string why;
-  const auto driver = device::Driver::open(env, &why);
-  if (!driver && wanted == "auto") return {};
-  require(driver != nullptr, ErrorCode::library_missing,
-          [&] { return fmt::format("device {}: {}", ordinal, why); });
-  if (driver->device_count() == 0 && wanted == "auto") return {};
-  if (wanted == "auto")
-    ordinal %= driver->device_count();  // a launcher may show each process its own device alone
-  require(ordinal < driver->device_count(), ErrorCode::invalid_argument, [&] {
-    return fmt::format("device is {}; this process sees {} CUDA device(s)", ordinal, driver->device_count());
-  });
-  Place place{Memory(driver->device(ordinal)), ordinal};
-  *name = place.memory.device().facts().name;
-  return place;
-}
 
 Bench::Bench(MeasureOptions options, const Team& team) : options_(std::move(options)), team_(team) {
   options_.shape.backward = options_.modes.gradients;
   runtime_ = make_runtime(make_policy(options_, options_.backend));
   const PolicyValues::Attention attention = runtime_->policy().resolve().attention;
   options_.deterministic = attention.deterministic;
-  place_ = open_place(options_.device, attention.backend, &device_name_);
+  place_ = autotune::open_place(options_.device, attention.backend == BackendKind::host, &device_name_);
 }
 
 Outputs Bench::run(Session& session) {

@@ -27,10 +27,6 @@ struct MeasureOptions {
   std::string device = "auto";  ///< "auto", "host" or a CUDA ordinal
 };
 
-/// The device asked for, with its name; "auto" is this process's GPU under a launcher, else the first one, or
-/// the host where there is none or its backend is asked for. Throws Error(library_missing, invalid_argument).
-Place open_place(const std::string& wanted, BackendKind backend, std::string* name);
-
 /// Opens the device and the runtimes once; then measures any number of workloads. Not thread safe.
 class Bench {
  public:

@@ -61,6 +61,7 @@ std::string to_json_line(const Measurement& m) {
   line["deterministic"] = m.deterministic;
   line["iters"] = m.iters;
   if (m.timing && m.timing->host_us) line["host_us"] = rounded(*m.timing->host_us, 1e2);
+  if (m.timing && m.timing->exposed_us) line["exposed_us"] = rounded(*m.timing->exposed_us, 1e2);
   if (m.begin_step_us) line["begin_step_us"] = rounded(*m.begin_step_us, 1e1);
   Json downgrades = Json::array();
   for (const Downgrade& downgrade : m.decision.downgrades) {
@@ -97,6 +98,7 @@ std::string to_text(const Measurement& m) {
                   to_string(m.shape.dtype), m.world, to_string(m.decision.path), to_string(m.decision.backend));
   if (m.timing) text += fmt::format("  {:.4f} ms  {:.1f} TFLOP/s", m.timing->ms, tflops(m));
   if (m.timing && m.timing->host_us) text += fmt::format("  host {:.2f} us", *m.timing->host_us);
+  if (m.timing && m.timing->exposed_us) text += fmt::format("  exposed {:.2f} us", *m.timing->exposed_us);
   if (m.begin_step_us) text += fmt::format("  begin_step {:.1f} us", *m.begin_step_us);
   if (m.check) {
     for (const TensorError& error : m.check->errors) {

@@ -6,11 +6,17 @@
 #include <optional>
 #include <vector>
 
+#include "autotune/memory.h"
+#include "autotune/place.h"
+#include "autotune/team.h"
 #include "bdcp/runtime.h"
-#include "bench/memory.h"
-#include "bench/team.h"
 
 namespace bdcp::bench {
+
+using autotune::Block;
+using autotune::Memory;
+using autotune::Place;
+using autotune::Team;
 
 /// Tensors of the whole packed sequence, all ranks together, in the call's dtype, [rows, heads, dim].
 struct Inputs {
@@ -21,16 +27,12 @@ struct Outputs {
   std::vector<float> lse;  ///< [heads_q, rows]
 };
 
-/// Where and how a session runs.
-struct Place {
-  Memory memory;
-  int device = StepOptions::device_host;  ///< CUDA ordinal or StepOptions::device_host
-};
-
 /// Medians over the iterations; of the slowest rank in each.
 struct Timing {
   double ms = 0;
   std::optional<double> host_us;  ///< host time of one prepared call; GPU only
+  /// World > 1: how long a call waits for the exchange after its own work, the mean over calls in a row.
+  std::optional<double> exposed_us;
 };
 
 /// Not thread safe. The team's ranks in this process share the place; every process of a team does the same
@@ -77,6 +79,7 @@ class Session {
   double gpu_ms(const Rank& rank, Direction direction, const Delay& delay) const;
   std::vector<double> slowest(int iters, const std::function<double(int local, const Team::Barrier&)>& sample);
   double host_us(Direction direction);
+  double exposed_us(Direction direction, int calls);
 
   const Runtime& runtime_;
   DocLayout layout_;
@@ -86,7 +89,5 @@ class Session {
   std::int64_t rows_ = 0, key_rows_ = 0;
   std::vector<Rank> ranks_;
 };
-
-double median(std::vector<double> values);
 
 }  // namespace bdcp::bench

@@ -4,11 +4,13 @@
 #include <functional>
 #include <mutex>
 
+#include "autotune/median.h"
 #include "bench/session.h"
 
 namespace bdcp::bench {
 namespace {
 
+using autotune::median;
 using Clock = std::chrono::steady_clock;
 
 double microseconds_since(Clock::time_point start) {
@@ -19,13 +21,6 @@ constexpr double kDelayMs = 2.0;
 constexpr int kLayers = 32, kHostRounds = 5;
 
 }  // namespace
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 /// Work that keeps a stream busy while the host enqueues what is timed. A copy of scattered 8-byte pieces of a
 /// small buffer: slow for its size, so it neither floods the command queue nor leaves much dirty data in the L2
@@ -98,6 +93,7 @@ Timing Session::time(Direction direction, int iters, int warmup) {
     finish(rank_of(index));
   });
   Timing timing;
+  if (team_.world() > 1) timing.exposed_us = exposed_us(direction, iters);
   if (place_.memory.host()) {
     timing.ms = median(slowest(iters, [&](int index, const Team::Barrier&) {
       const Clock::time_point start = Clock::now();
@@ -131,6 +127,26 @@ double Session::host_us(Direction direction) {
     finish(rank);
     return per_call;
   }));
+}
+
+double Session::exposed_us(Direction direction, int calls) {
+  const auto waited = [&](const Rank& rank) {
+    const ExposedExchange exposed = rank.step->exposed_exchange();
+    return direction == Direction::forward ? exposed.forward_us : exposed.backward_us;
+  };
+  // Ranks that start apart wait for each other in the first call.
+  return slowest(1,
+                 [&](int index, const Team::Barrier& barrier) {
+                   const Rank& rank = ranks_[static_cast<std::size_t>(index)];
+                   call(rank, *rank.step, direction);
+                   finish(rank);
+                   barrier();
+                   const double before = waited(rank);
+                   for (int i = 0; i < calls; ++i) call(rank, *rank.step, direction);
+                   finish(rank);
+                   return (waited(rank) - before) / calls;
+                 })
+      .front();
 }
 
 double Session::time_begin_step(int iters) {

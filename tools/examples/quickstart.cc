@@ -138,7 +138,7 @@ bool run_path(const Options& options, ExchangePath path, const DocLayout& layout
               const bench::Place& place, const bench::Inputs& inputs,
               const std::vector<std::vector<double>>& expected) {
   const Runtime runtime = make_runtime(options, path);
-  const bench::Team team(options.world);
+  const bench::Team team(layout.world_size());
   bench::Session session(runtime, layout, shape, place, team);
   const Decision& decision = session.decision();
   double fwd_ms = 0, bwd_ms = 0;

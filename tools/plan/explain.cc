@@ -115,7 +115,8 @@ void decide(const PlanOptions& options, Explanation& out) {
     out.assumptions.push_back("all ranks are on one node");
   }
   if (facts.requested == ExchangePath::automatic && values.exchange.measured) {
-    out.assumptions.push_back("measured link speeds (" + *values.exchange.measured + ") are not used here");
+    out.assumptions.push_back("measured costs (" + *values.exchange.measured +
+                              ") hold for a device and a transport, and none was asked");
   }
 }
 

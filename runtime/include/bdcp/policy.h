@@ -15,12 +15,16 @@
 
 namespace bdcp {
 
+namespace policy {
+class MeasuredExchange;
+}
+
 /// Resolved values for one group; field names and defaults are those of the JSON document.
 struct PolicyValues {
   struct Attention {
     BackendKind backend = BackendKind::automatic;
     bool deterministic = false, batch_invariant = false;
-    int sm_margin = 0;
+    std::optional<int> sm_margin;  ///< null: as many as the transport takes, none at world 1
   } attention;
   enum class Transport { automatic, nccl, copy_engine };
   enum class CrossNode { allgather, needed_only };
@@ -95,6 +99,8 @@ class Policy {
   static Policy load(const Sources& sources);
 
   PolicyValues resolve(const GroupFacts& facts = {}) const;
+  /// What the file of exchange.measured says, as it was when the policy was loaded; null: there is none.
+  std::shared_ptr<const policy::MeasuredExchange> measured(const GroupFacts& facts = {}) const;
   /// Every combination of values that the named fields ("exchange.path") can have in some group, whichever
   /// entries of `groups` match it; other fields as without any. Throws Error(invalid_argument) for an unknown
   /// name.

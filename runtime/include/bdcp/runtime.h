@@ -68,6 +68,15 @@ struct WorkspaceSizes {
   std::size_t kept_kv = 0;  ///< 0 unless exchange.backward_kv = keep
 };
 
+/// How long a step's calls waited for transfers once their own work was done, on this rank: what the exchange
+/// costs beyond what attention hides. On the host every transfer is a wait. Timed by events that are read
+/// later: waits that the device has not passed yet are not in it, and no call waits for a figure.
+struct ExposedExchange {
+  double forward_us = 0, backward_us = 0;
+  std::uint64_t forward_waits = 0, backward_waits = 0;
+  std::uint64_t untimed_waits = 0;  ///< in captured graphs, or too far ahead of the device
+};
+
 /// Why a call does not belong to this step; see Step::why_not_mine.
 struct NotMine {
   std::string code;  ///< "tokens", "heads", "head_dim", "dtype", "device", ...
@@ -128,6 +137,8 @@ class Step {
   /// Calls made; a captured one counts once, replays do not.
   std::uint64_t forward_calls() const;
   std::uint64_t backward_calls() const;
+  /// Of all calls so far; zeros at world size 1.
+  ExposedExchange exposed_exchange() const;
 
   /// nullopt: captured calls of StepOptions::reuse (and of its whole class) serve this step, once refilled.
   /// Else why not: the step is then the first of a class of its own, and its calls have to be captured.
@@ -151,8 +162,9 @@ class Step {
 
 struct StepOptions {
   enum : int { device_auto = -2, device_host = -1 };
-  /// CUDA ordinal the step's calls will run on, device_host, or device_auto (device 0 where CUDA works, else
-  /// host).
+  /// CUDA ordinal the step's calls will run on, device_host, or device_auto: where CUDA works, the device of
+  /// the process's local rank under torchrun, mpirun or srun (modulo the devices it sees) and device 0 without
+  /// a launcher; else the host.
   int device = device_auto;
   /// Above 0: captured calls of the step can serve later layouts of as many tokens (pad with
   /// LayoutOptions::padding_tokens) in up to so many documents, as far as they take the same kernels: which
@@ -190,7 +202,8 @@ class Runtime {
   Policy policy() const;
   /// Replaces the policy; `group` fields take effect in the first begin_step where all ranks hold the same one.
   void reload(Policy policy) const;
-  /// Counters: steps, calls, cache hits and misses, downgrades by code, calls not taken by reason.
+  /// Counters: steps, calls, exposed exchange time, cache hits and misses, downgrades by code, calls not taken
+  /// by reason.
   std::string metrics_json() const;
 
   struct Impl;

@@ -1,4 +1,4 @@
-#include "bench/spawn.h"
+#include "autotune/spawn.h"
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -11,13 +11,14 @@
 #include <random>
 #include <string_view>
 #include <thread>
+#include <utility>
 
+#include "autotune/exit_code.h"
 #include "base/check.h"
-#include "common/cli.h"
 
 extern char** environ;
 
-namespace bdcp::bench {
+namespace bdcp::autotune {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -32,8 +33,11 @@ std::string random_text() {
 
 class Ranks {
  public:
-  Ranks(int world, const std::vector<std::string>& arguments)
-      : run_(random_text()), secret_(random_text()), status_(static_cast<std::size_t>(world)) {
+  Ranks(std::string name, int world, const std::vector<std::string>& arguments)
+      : name_(std::move(name)),
+        run_(random_text()),
+        secret_(random_text()),
+        status_(static_cast<std::size_t>(world)) {
     for (int rank = 0; rank < world; ++rank) start(rank, world, arguments);
   }
   ~Ranks() {
@@ -47,7 +51,7 @@ class Ranks {
   Ranks& operator=(const Ranks&) = delete;
 
   int wait() {
-    int result = tools::exit_ok;
+    int result = kExitOk;
     std::optional<Clock::time_point> end;  // once one has failed
     for (std::size_t left = pids_.size(); left > 0;) {
       bool progress = false;
@@ -58,12 +62,12 @@ class Ranks {
         progress = true;
         --left;
         const int code = judge(rank, status);
-        if (code == tools::exit_ok) continue;
-        if (result == tools::exit_ok) result = code;
+        if (code == kExitOk) continue;
+        if (result == kExitOk) result = code;
         if (!end) end = Clock::now() + kForSurvivors;
       }
       if (end && Clock::now() >= *end) {
-        fmt::print(stderr, "bdcp-bench: {} rank(s) did not end and are killed\n", left);
+        fmt::print(stderr, "{}: {} rank(s) did not end and are killed\n", name_, left);
         return result;
       }
       if (!progress) std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -72,11 +76,11 @@ class Ranks {
   }
 
  private:
-  static int judge(std::size_t rank, int status) {
+  int judge(std::size_t rank, int status) const {
     if (WIFEXITED(status)) return WEXITSTATUS(status);  // what failed is on stderr already
     const int number = WTERMSIG(status);
-    fmt::print(stderr, "bdcp-bench: rank {} was ended by signal {} ({})\n", rank, number, strsignal(number));
-    return tools::exit_check_failed;
+    fmt::print(stderr, "{}: rank {} was ended by signal {} ({})\n", name_, rank, number, strsignal(number));
+    return kExitCheckFailed;
   }
 
   void start(int rank, int world, const std::vector<std::string>& arguments) {
@@ -84,8 +88,7 @@ class Ranks {
         fmt::format("RANK={}", rank), fmt::format("WORLD_SIZE={}", world), fmt::format("LOCAL_RANK={}", rank),
         "MASTER_ADDR=127.0.0.1",      "TORCHELASTIC_RUN_ID=" + run_,       "BDCP_SECRET=" + secret_};
     std::vector<char*> argv, env;
-    std::string name = "bdcp-bench";
-    argv.push_back(name.data());
+    argv.push_back(const_cast<char*>(name_.c_str()));
     for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
     for (const std::string& variable : own) env.push_back(const_cast<char*>(variable.c_str()));
     for (char** one = environ; *one; ++one) {
@@ -104,13 +107,15 @@ class Ranks {
     pids_.push_back(pid);
   }
 
-  const std::string run_, secret_;
+  const std::string name_, run_, secret_;
   std::vector<pid_t> pids_;
   std::vector<std::optional<int>> status_;
 };
 
 }  // namespace
 
-int spawn_ranks(int world, const std::vector<std::string>& arguments) { return Ranks(world, arguments).wait(); }
+int spawn_ranks(const std::string& name, int world, const std::vector<std::string>& arguments) {
+  return Ranks(name, world, arguments).wait();
+}
 
-}  // namespace bdcp::bench
+}  // namespace bdcp::autotune

@@ -1,10 +1,10 @@
-#include "bench/memory.h"
+#include "autotune/memory.h"
 
 #include <cstdlib>
 #include <cstring>
 #include <new>
 
-namespace bdcp::bench {
+namespace bdcp::autotune {
 
 void Block::Free::operator()(void* pointer) const noexcept { std::free(pointer); }
 
@@ -50,4 +50,4 @@ void Memory::fill(const Block& block, unsigned char value) const {
   }
 }
 
-}  // namespace bdcp::bench
+}  // namespace bdcp::autotune

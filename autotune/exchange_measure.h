@@ -1,4 +1,4 @@
-// bdcp-bench exchange: what moving K/V takes, without attention.
+// What moving K/V takes, without attention: bdcp-bench exchange shows it, bdcp-autotune exchange keeps it.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "bench/session.h"
-#include "bench/team.h"
+#include "autotune/team.h"
 
-namespace bdcp::bench {
+namespace bdcp::autotune {
 
 struct ExchangeOptions {
   std::vector<std::string> paths{"allgather", "halo", "a2a"};
@@ -28,6 +27,9 @@ struct ExchangeLine {
   double latency_us = 0;  ///< one transfer alone, from the call until its stream has passed it
   double gbps() const { return us > 0 ? static_cast<double>(received) / us / 1e3 : 0; }
 };
+/// 64 KiB to 256 MiB in steps of 4.
+std::vector<std::int64_t> default_sizes();
+
 std::string to_json_line(const ExchangeLine& line);
 std::string to_text(const ExchangeLine& line);
 
@@ -35,4 +37,4 @@ std::string to_text(const ExchangeLine& line);
 void measure_exchange(const ExchangeOptions& options, const Team& team,
                       const std::function<void(const ExchangeLine&)>& report);
 
-}  // namespace bdcp::bench
+}  // namespace bdcp::autotune

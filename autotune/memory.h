@@ -6,7 +6,7 @@
 
 #include "device/device.h"
 
-namespace bdcp::bench {
+namespace bdcp::autotune {
 
 /// One allocation, aligned to 256 bytes; move-only. A device block keeps its device alive.
 class Block {
@@ -43,4 +43,4 @@ class Memory {
   std::shared_ptr<device::Device> device_;
 };
 
-}  // namespace bdcp::bench
+}  // namespace bdcp::autotune

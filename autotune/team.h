@@ -5,11 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "base/env.h"
 #include "bdcp/communicator.h"
 
-namespace bdcp::bench {
+namespace bdcp::autotune {
 
 class Team {
  public:
@@ -17,6 +20,9 @@ class Team {
   explicit Team(int world);
   /// This process is one of the communicator's ranks, and every process does the same.
   explicit Team(Communicator comm);
+  /// The processes of a launcher, or `wanted` (default: 1) ranks of this process. Throws
+  /// Error(invalid_argument) if a launcher started another number, and what making a communicator throws.
+  static Team assemble(std::optional<int> wanted, const std::string& name, const Env& env);
 
   int world() const { return ranks_.front().size(); }
   /// Ranks in this process, and their numbers.
@@ -44,4 +50,4 @@ class Team {
   std::vector<Communicator> ranks_;
 };
 
-}  // namespace bdcp::bench
+}  // namespace bdcp::autotune

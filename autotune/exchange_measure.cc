@@ -1,4 +1,4 @@
-#include "bench/exchange.h"
+#include "autotune/exchange_measure.h"
 
 #include <fmt/format.h>
 
@@ -8,11 +8,12 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
+#include "autotune/median.h"
+#include "autotune/place.h"
 #include "base/check.h"
-#include "bench/measure.h"
 #include "comm/group.h"
 
-namespace bdcp::bench {
+namespace bdcp::autotune {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -91,7 +92,7 @@ void measure_exchange(const ExchangeOptions& options, const Team& team,
                       const std::function<void(const ExchangeLine&)>& report) {
   require(team.world() > 1, ErrorCode::invalid_argument, "world is 1; an exchange needs 2 ranks or more");
   std::string name;
-  const Place place = open_place(options.device, BackendKind::automatic, &name);
+  const Place place = open_place(options.device, false, &name);
   const std::shared_ptr<device::Device> device =
       place.memory.host() ? nullptr : place.memory.device().shared_from_this();
   team.run([&](int local, const Team::Barrier&) {
@@ -136,6 +137,12 @@ void measure_exchange(const ExchangeOptions& options, const Team& team,
     }
 }
 
+std::vector<std::int64_t> default_sizes() {
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t bytes = 64 << 10; bytes <= 256 << 20; bytes *= 4) sizes.push_back(bytes);
+  return sizes;
+}
+
 std::string to_json_line(const ExchangeLine& line) {
   nlohmann::ordered_json json;
   json["impl"] = "bdcp";
@@ -158,4 +165,4 @@ std::string to_text(const ExchangeLine& line) {
                      line.path, line.bytes, line.world, line.us, line.gbps(), line.latency_us, line.transport);
 }
 
-}  // namespace bdcp::bench
+}  // namespace bdcp::autotune

@@ -1,4 +1,6 @@
-#include "bench/team.h"
+#include "autotune/team.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <barrier>
@@ -8,9 +10,11 @@
 #include <thread>
 #include <utility>
 
+#include "base/check.h"
 #include "comm/group.h"
+#include "comm/launcher_env.h"
 
-namespace bdcp::bench {
+namespace bdcp::autotune {
 namespace {
 
 constexpr double kPatience = 600;  // seconds that a rank may be behind: it compiles, or checks numbers
@@ -27,6 +31,17 @@ Team::Team(int world) {
 }
 
 Team::Team(Communicator comm) { ranks_.push_back(std::move(comm)); }
+
+Team Team::assemble(std::optional<int> wanted, const std::string& name, const Env& env) {
+  const int launched = comm::launched(env.launcher) ? comm::read_launch(env.launcher).world : 1;
+  if (launched == 1) return Team(wanted.value_or(1));
+  require(wanted.value_or(launched) == launched, ErrorCode::invalid_argument, [&] {
+    return fmt::format("--world is {}, and the launcher started {} processes", *wanted, launched);
+  });
+  ProcessOptions options;
+  options.name = name;
+  return Team(Communicator::from_launcher(options));
+}
 
 void Team::run(const std::function<void(int, const Barrier&)>& body) const {
   if (world() == 1) {
@@ -100,4 +115,4 @@ void Team::collect(std::vector<std::byte>& whole) const {
   comm(0).group()->exchange(sends, recvs, {}, {.start_s = kPatience, .run_s = kPatience});
 }
 
-}  // namespace bdcp::bench
+}  // namespace bdcp::autotune
