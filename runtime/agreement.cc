@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -115,19 +116,27 @@ std::vector<std::pair<std::string, std::string>> must_match_fields(
 }
 
 void raise_reported_errors(std::span<const RankReport> reports) {
-  std::string text;
   int first = -1;
   ErrorCode code = ErrorCode::internal;
+  std::vector<std::pair<std::string, std::string>> texts;  // what, and who says so: often all the same
   for (std::size_t r = 0; r < reports.size(); ++r) {
     if (!reports[r].error) continue;
     if (first < 0) {
       first = static_cast<int>(r);
       code = reports[r].error->first;
     }
-    if (!text.empty()) text += "; ";
-    text +=
-        reports.size() > 1 ? fmt::format("rank {}: {}", r, reports[r].error->second) : reports[r].error->second;
+    const std::string& what = reports[r].error->second;
+    const auto known =
+        std::find_if(texts.begin(), texts.end(), [&](const auto& each) { return each.first == what; });
+    if (known == texts.end()) {
+      texts.emplace_back(what, fmt::format("rank {}", r));
+    } else {
+      known->second += fmt::format(", rank {}", r);
+    }
   }
+  std::string text;
+  for (const auto& [what, who] : texts)
+    text += (text.empty() ? "" : "; ") + (reports.size() > 1 ? who + ": " + what : what);
   // What ends one process does not end the others.
   if (reports.size() > 1 && (code == ErrorCode::device_lost || code == ErrorCode::forked))
     code = ErrorCode::peer_failed;

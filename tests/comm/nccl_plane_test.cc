@@ -7,6 +7,7 @@
 #include <chrono>
 #include <thread>
 
+#include "comm/kv_exchange.h"
 #include "comm/rank_threads.h"
 #include "comm/socket_ranks.h"
 #include "device/fake_driver.h"
@@ -157,6 +158,39 @@ TEST_F(NcclPlane, CallsComeInOrder) {
             "init\ngroup: gather 256, \ngroup: send 256 to 1, recv 256 from 1, \n"
             "group: send 64 to 1, recv 64 from 1, \ngroup: gather 64, \nfinalize\ndestroy\n");
   EXPECT_EQ(count("ncclCommAbort"), 0);
+}
+
+TEST_F(NcclPlane, ExposedTimeIsTakenWithoutAnybodyWaiting) {
+  const DocLayout layout = DocLayout::from_lengths(std::vector<std::int64_t>{64}, {.world_size = 2});
+  const plan::GlobalPlan global = plan::make_global_plan(layout);
+  const CallShape shape{.heads_q = 1, .heads_kv = 1, .head_dim = 8, .dtype = DType::bf16, .backward = false};
+  const auto two = prepared();
+  const int waits = calls("cuStreamSynchronize") + calls("cuEventSynchronize");
+  const Outcomes outcomes = run_ranks(two, [&](Communicator& comm) {
+    const auto exposed = std::make_shared<comm::ExposedTime>();
+    const auto meter = std::make_shared<comm::ExposureMeter>(device_of(comm));
+    comm::KvExchange exchange(
+        comm.group(), global, plan::make_rank_plan(layout, global, comm.rank()), shape,
+        {.path = ExchangePath::halo, .device = device_of(comm), .meter = meter, .exposed = exposed});
+    const Stream stream = lane(comm).stream;
+    const auto rows = TensorView::packed(reinterpret_cast<void*>(0x100000), DType::bf16, 32, 1, 8);
+    const auto call = [&](Direction within) {
+      exchange.start_forward(rows, rows, {reinterpret_cast<void*>(0x200000), exchange.landing_bytes()}, stream,
+                             within);
+      exchange.finish_forward(stream);
+    };
+    call(Direction::forward);
+    call(Direction::forward);
+    call(Direction::backward);
+    EXPECT_EQ(exposed->waits(Direction::forward), 0u);  // nobody has asked
+    meter->read();
+    EXPECT_EQ(exposed->waits(Direction::forward), 2u);
+    EXPECT_EQ(exposed->us(Direction::forward), 2000);  // the fake's events are 1 ms apart
+    EXPECT_EQ(exposed->us(Direction::backward), 1000);
+    EXPECT_EQ(exposed->missed(), 0u);
+  });
+  EXPECT_TRUE(all_well(outcomes)) << describe(outcomes);
+  EXPECT_EQ(calls("cuStreamSynchronize") + calls("cuEventSynchronize"), waits);
 }
 
 TEST_F(NcclPlane, WhatNcclDoesInTheBackgroundIsWaitedFor) {

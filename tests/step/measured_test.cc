@@ -87,7 +87,8 @@ TEST_F(MeasuredStep, WhatDoesNotFitIsNamedOnAllRanks) {
         on_ranks(2, [&](int, Communicator comm) { runtime.begin_step(layout({60}, 2), kShape, comm); });
     for (const std::string& error : errors)
       EXPECT_THAT(error,
-                  AllOf(HasSubstr("invalid_policy"), HasSubstr("/exchange/measured: file"), HasSubstr("m.json"),
+                  AllOf(HasSubstr("invalid_policy"), HasSubstr("rank 0, rank 1: "),
+                        HasSubstr("/exchange/measured: file"), HasSubstr("m.json"),
                         HasSubstr("nothing was measured with world 2, nodes 1, transport \"host copies in "
                                   "one process\", device \"host\"")));
   }

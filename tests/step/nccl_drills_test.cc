@@ -35,6 +35,7 @@ class FakeNcclDrills : public testing::Test {
       return all;
     }
   };
+  /// Nobody waits for the other in a layer here: it is the odd rank whose steps are counted.
   static double until_error(Job& job, int rank) {
     const auto start = Clock::now();
     EXPECT_TRUE(job.wait_for(rank, "error ")) << job.all_text();
@@ -100,23 +101,23 @@ TEST_F(FakeNcclDrills, DeadStoppedAndLeavingRanksAreNamed) {
   for (const char* how : {"die_before", "die_in_step", "die_after"}) {
     SCOPED_TRACE(how);
     FakeJob job({"odd=1", std::string("how=") + how});
-    ASSERT_TRUE(job.wait_for(0, "step 1")) << job.all_text();
+    ASSERT_TRUE(job.wait_for(1, "step 1")) << job.all_text();
     EXPECT_LT(until_error(job, 0), kMore);
     expect_error(job, {0}, "peer_failed", 1, {"rank 1 failed", "process has ended", "seen by rank"});
   }
   FakeJob stopped({"odd=1", "how=stop_before", "agreement.heartbeat_s=0.4"});
-  ASSERT_TRUE(stopped.wait_for(0, "step 1")) << stopped.all_text();
+  ASSERT_TRUE(stopped.wait_for(1, "step 1")) << stopped.all_text();
   EXPECT_LT(until_error(stopped, 0), 5 * 0.4 + kMore);
   expect_error(stopped, {0}, "peer_failed", 1, {"rank 1 failed", "silent for 5 heartbeats"});
   FakeJob leaving({"odd=1", "how=leave"});
-  ASSERT_TRUE(leaving.wait_for(0, "step 1")) << leaving.all_text();
+  ASSERT_TRUE(leaving.wait_for(1, "step 1")) << leaving.all_text();
   EXPECT_LT(until_error(leaving, 0), kMore);
   expect_error(leaving, {0}, "peer_failed", 1, {"it left the group"});
 }
 
 TEST_F(FakeNcclDrills, ASkippedBeginStepIsNamedAfterTheAgreementsBound) {
   FakeJob job({"odd=1", "how=skip_step", "agreement.timeout_s=1"});
-  ASSERT_TRUE(job.wait_for(0, "step 1")) << job.all_text();
+  ASSERT_TRUE(job.wait_for(1, "step 1")) << job.all_text();
   EXPECT_LT(until_error(job, 0), 1 + kMore);
   expect_error(job, {0}, "timeout", 1, {"rank 1 did not come to the agreement"});
 }
@@ -129,7 +130,7 @@ TEST_F(FakeNcclDrills, AbortsAndFailedCallsReachTheOtherRank) {
                         Case{"bad_call", "invalid_argument", "forward: no prepared shape"}}) {
     SCOPED_TRACE(c.how);
     FakeJob job({"odd=1", std::string("how=") + c.how});
-    ASSERT_TRUE(job.wait_for(0, "step 1")) << job.all_text();
+    ASSERT_TRUE(job.wait_for(1, "step 1")) << job.all_text();
     EXPECT_LT(until_error(job, 0), kMore);
     job.finish();
     expect_error(job, {0}, "peer_failed", 1, {"rank 1 failed with", c.words});

@@ -1,4 +1,8 @@
 // What a warm step costs the driver, over the fake libcuda. Kernels are compiled, but never run.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
 #include <vector>
 
 #include "step/fake_gpu_step.h"
@@ -50,6 +54,34 @@ TEST_P(WarmStep, StepsLiveSideBySideAndEndInAnyOrder) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, WarmStep, ::testing::Values("portable", "reference"),
                          [](const auto& param) { return std::string(param.param); });
+
+class AutoDevice : public WarmStep {
+ protected:
+  void TearDown() override {
+    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK"}) unsetenv(name);
+  }
+  /// The fake's devices are an sm_90 and an sm_86.
+  std::string arch() const {
+    const Runtime runtime = quiet_runtime(R"({"attention": {"backend": "reference"}})");
+    return runtime.begin_step(layout_, shapes_).kernels().front().arch;
+  }
+};
+
+TEST_P(AutoDevice, IsThatOfTheLocalRankUnderALauncher) {
+  unsetenv("RANK");
+  EXPECT_THAT(arch(), testing::StartsWith("sm_90"));
+  setenv("RANK", "5", 1);
+  setenv("WORLD_SIZE", "8", 1);
+  EXPECT_THAT(arch(), testing::StartsWith("sm_90"));  // the launcher does not tell
+  setenv("LOCAL_RANK", "1", 1);
+  EXPECT_EQ(arch(), "sm_86");
+  setenv("LOCAL_RANK", "4", 1);  // it shows each process some of the node's devices
+  EXPECT_THAT(arch(), testing::StartsWith("sm_90"));
+  setenv("LOCAL_RANK", "one", 1);
+  EXPECT_THROW(arch(), Error);
+}
+
+INSTANTIATE_TEST_SUITE_P(OnTheFake, AutoDevice, testing::Values("reference"));
 
 }  // namespace
 }  // namespace bdcp::test
