@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <vector>
 
 #include "attention/emulated_kernels.h"
 #include "attention/emulation.h"
@@ -35,7 +36,14 @@ class EmulatedAttention final : public attention::PreparedAttention {
   template <class Args>
   void launch(void (*body)(const void*), Args& args, const attention::ReferenceWork::Items& items, Part part,
               int heads) const {
-    const auto& list = part == Part::local ? items.local : items.remote;
+    std::vector<kernel::ReferenceItem> list = part == Part::local ? items.local : items.remote;
+    const int count = static_cast<int>(list.size());
+    if (part == Part::local) {  // as in a graph class: the grid goes on where there are no items
+      list.resize(list.size() + 2, {1 << 30, 1 << 30, (1 << 30) + 32});
+      args.item_count = &count;
+    } else {
+      args.item_count = nullptr;
+    }
     args.segments = work_.segments.data();
     args.items = list.data();
     for (unsigned block = 0; block < list.size() * heads; ++block)
