@@ -147,7 +147,6 @@ TEST_F(FakeDriver, EarlyLaunchesWhereTheDeviceAndTheDriverHaveThem) {
   launch(0);
   EXPECT_EQ(calls("cuLaunchKernelEx"), 1);
   EXPECT_TRUE(number("fake_early"));
-  EXPECT_TRUE(number("fake_in_primary"));
   EXPECT_EQ(calls("cuLaunchKernel"), 0);
   launch(1);  // sm_86
   EXPECT_EQ(calls("cuLaunchKernel"), 1);

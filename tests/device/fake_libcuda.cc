@@ -238,23 +238,25 @@ FAKE(cuFuncSetAttribute, CUfunction, CUfunction_attribute, int value) {
   state.smem = value;
   return enter_context("cuFuncSetAttribute");
 }
+void keep_launch(unsigned x, unsigned y, void** args) {
+  const std::lock_guard lock(mutex);
+  if (!state.keep_launches) return;
+  FakeLaunch& launch = state.launches.emplace_back(FakeLaunch{x, y, {}});
+  std::memcpy(launch.args.data(), args[0], launch.args.size());
+}
 FAKE(cuLaunchKernel, CUfunction, unsigned x, unsigned y, unsigned, unsigned, unsigned, unsigned, unsigned,
      CUstream, void** args, void**) {
-  const std::lock_guard lock(mutex);
-  if (state.keep_launches) {
-    FakeLaunch& launch = state.launches.emplace_back(FakeLaunch{x, y, {}});
-    std::memcpy(launch.args.data(), args[0], launch.args.size());
-  }
+  keep_launch(x, y, args);
   return enter_context("cuLaunchKernel");
 }
-
 FAKE(cuTensorMapEncodeTiled, CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
      const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
      CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   return enter_context("cuTensorMapEncodeTiled");
 }
 
-FAKE(cuLaunchKernelEx, const CUlaunchConfig* config, CUfunction, void**, void**) {
+FAKE(cuLaunchKernelEx, const CUlaunchConfig* config, CUfunction, void** args, void**) {
+  keep_launch(config->gridDimX, config->gridDimY, args);
   state.early =
       config->numAttrs == 1 && config->attrs[0].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
   return enter_context("cuLaunchKernelEx");
