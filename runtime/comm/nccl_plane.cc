@@ -67,7 +67,8 @@ class NcclPlane final : public StreamPlane {
 
 std::string NcclPlane::why_not(device::Device& device) {
   std::lock_guard lock(mutex_);
-  if (device_ && device_.get() != &device)
+  // Another Runtime's Device for the same GPU is as good: both hold its primary context.
+  if (device_ && device_->facts().ordinal != device.facts().ordinal)
     return fmt::format("its transport was set up on device {}, and a communicator serves one device per rank",
                        device_->facts().ordinal);
   if (library_) return {};
@@ -174,7 +175,7 @@ void NcclPlane::connect(device::Device& device, Deadline deadline) {
 
 template <class Body>
 void NcclPlane::run(Call call, const Lane& lane, const TransferBounds& bounds, const Body& body) {
-  require(comm_ && device_.get() == lane.device, ErrorCode::internal,
+  require(comm_ && device_->facts().ordinal == lane.device->facts().ordinal, ErrorCode::internal,
           "the transport is not set up for this device");
   channel_.check();
   const Patience wait{*this, "take a transfer", deadline_in(bounds.start_s)};

@@ -115,11 +115,13 @@ bool Tables::use(void* stream) const {
   const bool captured = device.capturing(stream);
   if (captured) place.block_->captured.store(true, std::memory_order_relaxed);
   place.order_after_upload(stream, captured);
+  // What a graph reads is never reused. Nor is this stream good for anything now: drivers do not tell the id of
+  // one that is being captured, and an event would belong to the graph.
+  if (captured) return true;
   const std::uint64_t id = device.stream_id(stream);
   place.note_stream(id);
-  // An event recorded during a capture would belong to the graph.
-  if (!captured && pool_->unmarked_count_.load(std::memory_order_acquire) > 0) pool_->mark_passed(stream, id);
-  return captured;
+  if (pool_->unmarked_count_.load(std::memory_order_acquire) > 0) pool_->mark_passed(stream, id);
+  return false;
 }
 
 void Tables::note_stream(std::uint64_t id) const {

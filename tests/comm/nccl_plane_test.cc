@@ -160,6 +160,19 @@ TEST_F(NcclPlane, CallsComeInOrder) {
   EXPECT_EQ(count("ncclCommAbort"), 0);
 }
 
+TEST_F(NcclPlane, ServesTheDeviceOfALaterRuntimeButNoOtherDevice) {
+  const Outcomes outcomes = run_ranks(prepared(), [&](Communicator& comm) {
+    const auto again = device(comm.rank());  // of a driver object of its own, as another Runtime has it
+    ASSERT_NE(again, device_of(comm));
+    EXPECT_EQ(comm.group()->why_not(again.get()), "");
+    comm.group()->prepare(again, deadline_in(30));
+    comm.group()->exchange({}, {}, {lane(comm).stream, again.get()}, {});
+    EXPECT_THAT(comm.group()->why_not(device(1 - comm.rank()).get()), HasSubstr("one device per rank"));
+  });
+  EXPECT_TRUE(all_well(outcomes)) << describe(outcomes);
+  EXPECT_EQ(count("ncclCommInitRankConfig"), 2);
+}
+
 TEST_F(NcclPlane, ExposedTimeIsTakenWithoutAnybodyWaiting) {
   const DocLayout layout = DocLayout::from_lengths(std::vector<std::int64_t>{64}, {.world_size = 2});
   const plan::GlobalPlan global = plan::make_global_plan(layout);

@@ -171,7 +171,8 @@ FAKE(cuStreamCreateWithPriority, CUstream* stream, unsigned, int) {
 FAKE(cuStreamDestroy, CUstream) { return enter("cuStreamDestroy"); }
 FAKE(cuStreamGetId, CUstream stream, unsigned long long* id) {
   *id = reinterpret_cast<std::uintptr_t>(stream);
-  return enter("cuStreamGetId");
+  const CUresult result = enter("cuStreamGetId");
+  return state.capturing ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : result;  // as driver 580 does
 }
 FAKE(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus* status) {
   *status = state.capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
