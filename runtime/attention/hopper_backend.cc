@@ -208,8 +208,11 @@ class HopperBackend final : public Backend {
             "the hopper backend needs a CUDA device, a kernel cache, tables and counters");
     const plan::Verdict verdict = can(shape, Target{&context.device->facts()}, options);
     require(verdict.ok, ErrorCode::unsupported, verdict.text.c_str());
+    // Most steps never leave a call to it. In a graph class it has its place among the lists.
+    PrepareContext for_portable = context;
+    for_portable.lists_later = !context.room.wanted();
     return std::make_shared<HopperAttention>(shape, plan, options, context, kernels_,
-                                             portable_->prepare(shape, plan, options, context));
+                                             portable_->prepare(shape, plan, options, for_portable));
   }
 
  private:

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <limits>
+#include <mutex>
 #include <numbers>
 
 #include "attention/backend.h"
@@ -58,6 +59,8 @@ class PortableAttention final : public PreparedAttention {
         options_(options),
         device_(context.device),
         tables_(context.tables),
+        room_(context.room),
+        lists_later_(context.lists_later),
         on_downgrade_(context.on_downgrade) {
     const std::string& arch = device_->facts().arch;
     // Batch invariance: the block size must not depend on the layout, and no document may share a tile.
@@ -72,42 +75,13 @@ class PortableAttention final : public PreparedAttention {
     });
     forward_ = portable_forward_config(shape, arch, short_docs);
     backward_ = portable_backward_config(shape, arch);
-    const GraphRoom& room = context.room;
-    segments_ = DeviceList<kernel::Segment>(*context.tables, to_kernel(plan.segments), plan.segments.size(),
-                                            room.segments());
-    // What tiles of queries read again, and tiles of keys read and add to.
-    const std::int64_t dims = shape.head_dim + shape.dim_v(),
-                       element = static_cast<std::int64_t>(size_of(shape.dtype));
-    const std::int64_t key_rows = rows_in_cache(shape.heads_kv * dims * element);
-    const std::int64_t query_rows =
-        rows_in_cache(shape.heads_q * (dims * element + (options.deterministic ? 0 : shape.head_dim * 4)));
-    const auto tiles = make_query_tiles(plan, {.rows = forward_.tokens(),
-                                               .keys = forward_.keys,
-                                               .share_short = !options.batch_invariant,
-                                               .group_rows = key_rows});
-    tiles_ = DeviceList<kernel::PortableTile>(*context.tables, tiles.items, tiles.local_count,
-                                              room.pieces(plan.rows, forward_.tokens()));
-    check_grid("query tiles", tiles_, shape.heads_q / forward_.pack);
-    if (!shape.backward) return;
-    const auto key_tiles = make_key_tiles(plan, backward_.keys, !options.batch_invariant, query_rows);
-    key_tiles_ = DeviceList<kernel::PortableKeyTile>(*context.tables, key_tiles.items, key_tiles.local_count,
-                                                     room.pieces(plan.key_rows, backward_.keys));
-    check_grid("key tiles", key_tiles_, shape.heads_kv);
-    if (options.deterministic) {
-      dq_ = portable_dq_config(shape, arch);
-      const auto dq_tiles =
-          make_dq_tiles(plan, {.rows = dq_.tokens(), .keys = dq_.keys, .group_rows = key_rows}, backward_.keys);
-      dq_tiles_ = DeviceList<kernel::PortableTile>(*context.tables, dq_tiles.items, dq_tiles.local_count,
-                                                   room.pieces(plan.rows, dq_.tokens()));
-      check_grid("query tiles", dq_tiles_, shape.heads_q / dq_.pack);
-    }
-    // No dQ is summed in memory then.
-    const int summed_beyond = options.deterministic ? std::numeric_limits<int>::max() : backward_.keys;
-    const auto chunks = make_row_chunks(plan, summed_beyond);
-    row_chunks_ = DeviceList<kernel::PortableRows>(*context.tables, chunks.items, chunks.local_count,
-                                                   room.pieces(plan.rows, kRowsPerChunk, 2));
-    for (const kernel::PortableRows& chunk : chunks.items) sums_ |= chunk.kind == kernel::kRowsSummed;
-    if (room.wanted()) sums_ = plan.key_rows > summed_beyond;  // whether any layout has such rows
+    if (shape.backward && options.deterministic) dq_ = portable_dq_config(shape, arch);
+    // With `deterministic` no dQ is summed in memory.
+    summed_beyond_ = options.deterministic ? std::numeric_limits<int>::max() : backward_.keys;
+    const auto summed = [&](const plan::Segment& s) { return s.keys() > summed_beyond_ && s.rows() > 0; };
+    sums_ = context.room.wanted() ? plan.key_rows > summed_beyond_  // whether any layout has such rows
+                                  : std::any_of(plan.segments.begin(), plan.segments.end(), summed);
+    if (!context.lists_later) lists();
   }
 
   std::size_t backward_workspace() const override { return delta_bytes() + sum_bytes(); }
@@ -115,9 +89,9 @@ class PortableAttention final : public PreparedAttention {
   void forward(const ForwardCall& call, Part part, Stream stream) const override {
     check_stream(*device_, stream);
     check_call(shape_, plan_, call);
-    const std::size_t tiles = tiles_.size(part);
+    const std::size_t tiles = lists().tiles.size(part);
     if (tiles == 0) return;
-    tables_->use(stream.handle);
+    lists().tables->use(stream.handle);
     const bool aligned = all_aligned({call.q, call.k, call.v, call.remote_k, call.remote_v, call.out});
     PortableForwardArgs args{};
     args.q = to_kernel(call.q);
@@ -128,9 +102,9 @@ class PortableAttention final : public PreparedAttention {
     args.out = to_kernel(call.out);
     args.lse = call.lse.data;
     args.lse_stride = call.lse.head_stride;
-    args.tiles = tiles_.part(part);
-    args.tile_count = tiles_.count();
-    args.segments = segments_.data();
+    args.tiles = lists().tiles.part(part);
+    args.tile_count = lists().tiles.count();
+    args.segments = lists().segments.data();
     args.remote_len = static_cast<int>(plan_.remote_len);
     args.head_groups = shape_.heads_q / forward_.pack;
     args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
@@ -162,21 +136,21 @@ class PortableAttention final : public PreparedAttention {
     args.rows = plan_.rows;
     args.dk = {to_kernel(call.dk), to_kernel(call.shared_dk), to_kernel(call.remote_dk)};
     args.dv = {to_kernel(call.dv), to_kernel(call.shared_dv), to_kernel(call.remote_dv)};
-    args.tiles = key_tiles_.part(part);
-    args.row_chunks = row_chunks_.part(part);
-    args.tile_count = key_tiles_.count();
-    args.chunk_count = row_chunks_.count();
-    args.segments = segments_.data();
+    args.tiles = lists().key_tiles.part(part);
+    args.row_chunks = lists().row_chunks.part(part);
+    args.tile_count = lists().key_tiles.count();
+    args.chunk_count = lists().row_chunks.count();
+    args.segments = lists().segments.data();
     args.remote_len = static_cast<int>(plan_.remote_len);
     args.shared_begin = static_cast<int>(plan_.shared_begin);
     args.heads_q = shape_.heads_q;
     args.heads_kv = shape_.heads_kv;
     args.scale = static_cast<float>(shape_.softmax_scale());
     args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
-    tables_->use(stream.handle);
-    const std::size_t chunks = row_chunks_.size(part);
+    lists().tables->use(stream.handle);
+    const std::size_t chunks = lists().row_chunks.size(part);
     launch(kDelta, aligned, chunks, kRowThreads, &args, stream);
-    launch(kBackward, aligned, key_tiles_.size(part) * static_cast<std::size_t>(shape_.heads_kv),
+    launch(kBackward, aligned, lists().key_tiles.size(part) * static_cast<std::size_t>(shape_.heads_kv),
            static_cast<unsigned>(backward_.warps * 32), &args, stream);
     if (options_.deterministic)
       launch_dq(args, aligned, part, stream);
@@ -191,6 +165,64 @@ class PortableAttention final : public PreparedAttention {
   }
 
  private:
+  struct Lists {
+    std::shared_ptr<device::Tables> tables;
+    DeviceList<kernel::Segment> segments;
+    DeviceList<kernel::PortableTile> tiles, dq_tiles;
+    DeviceList<kernel::PortableKeyTile> key_tiles;
+    DeviceList<kernel::PortableRows> row_chunks;
+  };
+
+  /// Made at once, or by the first call that needs them.
+  const Lists& lists() const {
+    std::call_once(lists_once_, [&] {
+      auto made = std::make_unique<Lists>();
+      made->tables = lists_later_ ? tables_->another() : tables_;
+      make_lists(*made);
+      if (lists_later_) {
+        const device::RelaxedCaptures relaxed(device_->driver());
+        made->tables->upload();
+      }
+      lists_ = std::move(made);
+    });
+    return *lists_;
+  }
+
+  void make_lists(Lists& lists) const {
+    device::Tables& tables = *lists.tables;
+    const GraphRoom& room = room_;
+    lists.segments =
+        DeviceList<kernel::Segment>(tables, to_kernel(plan_.segments), plan_.segments.size(), room.segments());
+    // What tiles of queries read again, and tiles of keys read and add to.
+    const std::int64_t dims = shape_.head_dim + shape_.dim_v(),
+                       element = static_cast<std::int64_t>(size_of(shape_.dtype));
+    const std::int64_t key_rows = rows_in_cache(shape_.heads_kv * dims * element);
+    const std::int64_t query_rows =
+        rows_in_cache(shape_.heads_q * (dims * element + (options_.deterministic ? 0 : shape_.head_dim * 4)));
+    const auto tiles = make_query_tiles(plan_, {.rows = forward_.tokens(),
+                                                .keys = forward_.keys,
+                                                .share_short = !options_.batch_invariant,
+                                                .group_rows = key_rows});
+    lists.tiles = DeviceList<kernel::PortableTile>(tables, tiles.items, tiles.local_count,
+                                                   room.pieces(plan_.rows, forward_.tokens()));
+    check_grid("query tiles", lists.tiles, shape_.heads_q / forward_.pack);
+    if (!shape_.backward) return;
+    const auto key_tiles = make_key_tiles(plan_, backward_.keys, !options_.batch_invariant, query_rows);
+    lists.key_tiles = DeviceList<kernel::PortableKeyTile>(tables, key_tiles.items, key_tiles.local_count,
+                                                          room.pieces(plan_.key_rows, backward_.keys));
+    check_grid("key tiles", lists.key_tiles, shape_.heads_kv);
+    if (options_.deterministic) {
+      const auto dq_tiles = make_dq_tiles(
+          plan_, {.rows = dq_.tokens(), .keys = dq_.keys, .group_rows = key_rows}, backward_.keys);
+      lists.dq_tiles = DeviceList<kernel::PortableTile>(tables, dq_tiles.items, dq_tiles.local_count,
+                                                        room.pieces(plan_.rows, dq_.tokens()));
+      check_grid("query tiles", lists.dq_tiles, shape_.heads_q / dq_.pack);
+    }
+    const auto chunks = make_row_chunks(plan_, summed_beyond_);
+    lists.row_chunks = DeviceList<kernel::PortableRows>(tables, chunks.items, chunks.local_count,
+                                                        room.pieces(plan_.rows, kRowsPerChunk, 2));
+  }
+
   std::int64_t rows_in_cache(std::int64_t row_bytes) const {
     return plan::rows_in_cache(device_->facts().l2_bytes, row_bytes);
   }
@@ -208,14 +240,14 @@ class PortableAttention final : public PreparedAttention {
     args.lse_stride = of.lse_stride;
     args.delta = of.delta;
     args.rows = of.rows;
-    args.tiles = dq_tiles_.part(part);
-    args.tile_count = dq_tiles_.count();
+    args.tiles = lists().dq_tiles.part(part);
+    args.tile_count = lists().dq_tiles.count();
     args.segments = of.segments;
     args.remote_len = of.remote_len;
     args.head_groups = shape_.heads_q / dq_.pack;
     args.scale = of.scale;
     args.scale_log2 = of.scale_log2;
-    launch(kFinishDq, aligned, dq_tiles_.size(part) * static_cast<std::size_t>(args.head_groups),
+    launch(kFinishDq, aligned, lists().dq_tiles.size(part) * static_cast<std::size_t>(args.head_groups),
            static_cast<unsigned>(dq_.warps * 32), &args, stream);
   }
 
@@ -261,18 +293,19 @@ class PortableAttention final : public PreparedAttention {
   plan::RankPlan plan_;
   Options options_;
   std::shared_ptr<device::Device> device_;
-  std::shared_ptr<const device::Tables> tables_;
+  std::shared_ptr<device::Tables> tables_;
+  GraphRoom room_;
+  bool lists_later_;
   std::function<void(const Downgrade&)> on_downgrade_;
   std::shared_ptr<const PreparedKernels>
       kernels_;  // those for tensors that are not aligned, then those that are
   PortableForwardConfig forward_;
   PortableBackwardConfig backward_;
   PortableDqConfig dq_;
-  DeviceList<kernel::Segment> segments_;
-  DeviceList<kernel::PortableTile> tiles_, dq_tiles_;
-  DeviceList<kernel::PortableKeyTile> key_tiles_;
-  DeviceList<kernel::PortableRows> row_chunks_;
-  bool sums_ = false;  // some rows' dQ is summed over several key tiles
+  int summed_beyond_ = 0;  // rows that more keys see have their dQ summed over several tiles
+  bool sums_ = false;      // there are such rows
+  mutable std::once_flag lists_once_;
+  mutable std::unique_ptr<const Lists> lists_;
   mutable std::atomic<bool> misaligned_{false};
 };
 

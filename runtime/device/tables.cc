@@ -65,6 +65,8 @@ void Tables::stage_in_block() {
   pool_->give_staging(std::exchange(staged_, {}));
 }
 
+std::shared_ptr<Tables> Tables::another() const { return std::make_shared<Tables>(pool_); }
+
 void Tables::upload() {
   require(!block_, ErrorCode::internal, "tables are uploaded already");
   if (staged_.empty()) return;

@@ -28,6 +28,9 @@ class Tables {
   Tables(const Tables&) = delete;
   Tables& operator=(const Tables&) = delete;
 
+  /// More tables in the same pool.
+  std::shared_ptr<Tables> another() const;
+
   /// Copies the bytes; the result is what at() takes, a multiple of 256. `room`: for what other tables may add
   /// in its place; less than `bytes` means none to spare.
   std::size_t add(const void* data, std::size_t bytes, std::size_t room = 0);

@@ -62,11 +62,12 @@ class FakeGpuStep : public ::testing::TestWithParam<const char*> {
 
   /// Addresses that nothing reads, apart from each other.
   void* tensor() { return reinterpret_cast<void*>(next_ += std::uintptr_t{1} << 24); }
+  void* rows_at() { return static_cast<char*>(tensor()) + shift_; }
   void run(const Step& step, int index, Stream stream = Stream::cuda(nullptr, 0)) {
     const CallShape& s = shapes_[static_cast<std::size_t>(index)];
     const std::int64_t rows = layout_.local_tokens();
-    const auto queries = [&] { return TensorView::packed(tensor(), s.dtype, rows, s.heads_q, s.head_dim); };
-    const auto keys = [&] { return TensorView::packed(tensor(), s.dtype, rows, s.heads_kv, s.head_dim); };
+    const auto queries = [&] { return TensorView::packed(rows_at(), s.dtype, rows, s.heads_q, s.head_dim); };
+    const auto keys = [&] { return TensorView::packed(rows_at(), s.dtype, rows, s.heads_kv, s.head_dim); };
     ForwardArgs forward;
     forward.q = queries();
     forward.k = keys();
@@ -97,6 +98,7 @@ class FakeGpuStep : public ::testing::TestWithParam<const char*> {
   std::vector<CallShape> shapes_{shape_of(8, 2, 64), shape_of(4, 4, 32)};
   DocLayout layout_ = DocLayout::from_lengths(std::vector<std::int64_t>{300, 20, 1000, 40, 7});
   std::uintptr_t next_ = std::uintptr_t{1} << 40;
+  int shift_ = 0;  ///< bytes by which rows miss their alignment
 };
 
 }  // namespace bdcp::test

@@ -52,8 +52,25 @@ TEST_P(WarmStep, StepsLiveSideBySideAndEndInAnyOrder) {
   run(steps[0], 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, WarmStep, ::testing::Values("portable", "reference"),
+INSTANTIATE_TEST_SUITE_P(Backends, WarmStep, ::testing::Values("hopper", "portable", "reference"),
                          [](const auto& param) { return std::string(param.param); });
+
+using HopperStep = FakeGpuStep;
+
+TEST_P(HopperStep, TheFirstMisalignedCallMakesTheListsOfPortable) {
+  const Step step = begin();
+  for (const int shape : {0, 1}) run(step, shape);
+  const int copied = copies();
+  shift_ = 2;
+  for (int i = 0; i < 3; ++i) {
+    run(step, 0);
+    EXPECT_EQ(copies(), copied + 1);
+  }
+  run(step, 1);
+  EXPECT_EQ(copies(), copied + 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(OnTheFake, HopperStep, testing::Values("hopper"));
 
 class AutoDevice : public WarmStep {
  protected:
