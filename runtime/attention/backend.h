@@ -104,13 +104,13 @@ struct PrepareContext {
   /// Takes the work lists; needed with a device. Uploaded by the caller before the first call, once for all
   /// shapes.
   std::shared_ptr<device::Tables> tables;
-  /// No call may ever come: kernels are loaded, but work lists are made, and uploaded, by the first call.
-  bool lists_later = false;
   /// Of the device, for kernels that draw their work; needed with a device.
   std::shared_ptr<device::StreamCounters> counters;
   /// World size 1 only: what the prepared call launches then depends on the rows, the room and the kernels, but
   /// not on the documents.
   GraphRoom room{};
+  /// No call may ever come: kernels are loaded, but work lists are made, and uploaded, by the first call.
+  bool lists_later = false;
 };
 
 class Backend {
