@@ -17,27 +17,13 @@ struct HopperKeyConsumer : HopperKeyWork {
 
   /// s = K * Q^T, issued.
   __device__ void multiply_scores(float (&s)[kM / 2], int use) const {
-    const u64 a = descriptor(k_address() + warpgroup * 64 * 128, 0),
-              b = descriptor(q_address(buffer_of<Config::kStages>(use)), 0);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < Shape::kSteps; ++k)
-      Wgmma<kM>::template from_shared<Config::kBf16, 0, 0>(s, a + (k / 4 * Shape::kPanelN + k % 4 * 32) / 16,
-                                                           b + (k / 4 * Shape::kPanelM + k % 4 * 32) / 16,
-                                                           k > 0);
-    wgmma_commit();
+    multiply_transposed<Shape::kSteps>(s, k_address() + warpgroup * 64 * 128,
+                                       q_address(buffer_of<Config::kStages>(use)));
   }
   /// dp = V * dO^T, issued.
   __device__ void multiply_dp(float (&dp)[kM / 2]) const {
-    const u64 a = descriptor(v_address() + warpgroup * 64 * 128, 0),
-              b = descriptor(do_address(buffer_of<Config::kStagesDo>(used)), 0);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < Shape::kStepsV; ++k)
-      Wgmma<kM>::template from_shared<Config::kBf16, 0, 0>(dp, a + (k / 4 * Shape::kPanelN + k % 4 * 32) / 16,
-                                                           b + (k / 4 * Shape::kPanelM + k % 4 * 32) / 16,
-                                                           k > 0);
-    wgmma_commit();
+    multiply_transposed<Shape::kStepsV>(dp, v_address() + warpgroup * 64 * 128,
+                                        do_address(buffer_of<Config::kStagesDo>(used)));
   }
   /// This warpgroup's part of dQ = dS * K, issued.
   __device__ void multiply_dq(float (&dq)[Shape::kDqColumns / 2]) const {

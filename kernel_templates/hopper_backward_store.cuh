@@ -18,23 +18,6 @@ struct HopperDqShape {
   static constexpr int kFloats = 64 * kColumns;  // of a part, as accumulators stand: [column / 8][thread][4]
 };
 
-/// Four words per lane, transposed within each quad of lanes: word i of lane j becomes word j of lane i.
-__device__ inline void transpose_quad(u32 (&word)[4]) {
-  const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const u32 got = __shfl_xor_sync(0xffffffffu, odd ? word[i] : word[i + 1], 1);
-    word[i] = odd ? got : word[i];
-    word[i + 1] = odd ? word[i + 1] : got;
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const u32 got = __shfl_xor_sync(0xffffffffu, high ? word[i] : word[i + 2], 2);
-    word[i] = high ? got : word[i];
-    word[i + 2] = high ? word[i + 2] : got;
-  }
-}
-
 /// A quad's part of one row: 8 * kTiles columns from `target` on, of which `columns` (a multiple of 8) exist.
 /// value(tile, i): the lane's two columns of an n8 tile. All lanes of a warp call together; `real`: whether the
 /// quad's row is to be written. Rows start on 16 bytes.

@@ -20,18 +20,6 @@ __device__ inline void add_four(float* to, float a, float b, float c, float d) {
 struct HopperWideConsumer : HopperKeyWork {
   using HopperKeyWork::HopperKeyWork;
 
-  /// acc = keys * rows^T, issued; kSteps k16 steps of columns.
-  template <int kSteps>
-  __device__ static void multiply_transposed(float (&acc)[kM / 2], u32 keys, u32 rows) {
-    const u64 a = descriptor(keys, 0), b = descriptor(rows, 0);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k)
-      Wgmma<kM>::template from_shared<Config::kBf16, 0, 0>(acc, a + (k / 4 * Shape::kPanelN + k % 4 * 32) / 16,
-                                                           b + (k / 4 * Shape::kPanelM + k % 4 * 32) / 16,
-                                                           k > 0);
-    wgmma_commit();
-  }
   __device__ static u32 q_rows(int use) { return q_address(buffer_of<Config::kStages>(use)); }
   __device__ static u32 do_rows(int use) { return do_address(buffer_of<Config::kStagesDo>(use)); }
 

@@ -41,6 +41,18 @@ struct HopperKeyWork {
     barrier_wait(smem_address(full + buffer_of<kBuffers>(use)), parity_of<kBuffers>(use));
   }
 
+  /// acc = keys * rows^T, issued; kSteps k16 steps of columns.
+  template <int kSteps>
+  __device__ static void multiply_transposed(float (&acc)[kM / 2], u32 keys, u32 rows) {
+    const u64 a = descriptor(keys, 0), b = descriptor(rows, 0);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k)
+      Wgmma<kM>::template from_shared<Config::kBf16, 0, 0>(acc, a + (k / 4 * Shape::kPanelN + k % 4 * 32) / 16,
+                                                           b + (k / 4 * Shape::kPanelM + k % 4 * 32) / 16,
+                                                           k > 0);
+    wgmma_commit();
+  }
   /// acc += a * rows of a block, issued; `a` in registers.
   template <int kColumns>
   __device__ static void multiply_rows(float (&acc)[kColumns / 2], const u32 (&a)[kM / 4], u32 rows) {

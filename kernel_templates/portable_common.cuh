@@ -11,8 +11,8 @@ __device__ inline u32 smem_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-/// Waits for the kernel before this one on the stream where the launch did not (Device::launch_early). First of
-/// all, in every thread: a CTA that ends without could let the kernel after this one start too soon.
+/// Waits for the kernel before this one on the stream where the launch did not (`early` of Device::launch).
+/// First of all, in every thread: a CTA that ends without could let the kernel after this one start too soon.
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
@@ -141,6 +141,23 @@ __device__ inline float max_over_quad(float x) {
 __device__ inline float sum_over_quad(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+/// Four words per lane, transposed within each quad of lanes: word i of lane j becomes word j of lane i.
+__device__ inline void transpose_quad(u32 (&word)[4]) {
+  const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const u32 got = __shfl_xor_sync(0xffffffffu, odd ? word[i] : word[i + 1], 1);
+    word[i] = odd ? got : word[i];
+    word[i + 1] = odd ? word[i + 1] : got;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const u32 got = __shfl_xor_sync(0xffffffffu, high ? word[i] : word[i + 2], 2);
+    word[i] = high ? got : word[i];
+    word[i + 2] = high ? word[i + 2] : got;
+  }
 }
 
 }  // namespace bdcp::kernel
