@@ -112,11 +112,8 @@ class HopperAttention final : public PreparedAttention {
     args.ticket = counters_->of(stream.handle, captured);
     args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
     const std::size_t ctas = persistent_ctas(items, device_->facts(), call.sm_margin);
-    void* parameters[] = {&args};
-    const PreparedKernel& kernel = (*kernels_)[kForward];
-    device_->launch(*kernel.loaded, {static_cast<unsigned>(ctas), 1, 1},
-                    {static_cast<unsigned>(config_.threads()), 1, 1},
-                    static_cast<unsigned>(kernel.compiled->spec.dynamic_smem), stream.handle, parameters);
+    launch(*device_, (*kernels_)[kForward], {static_cast<unsigned>(ctas), 1, 1},
+           static_cast<unsigned>(config_.threads()), &args, stream);
   }
 
   void backward(const BackwardCall& call, Part part, Stream stream) const override {

@@ -63,6 +63,7 @@ HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& pla
   sum_blocks_ = work.sum_blocks;
   // Only documents of more keys than a tile have sums.
   if (room.wanted()) sum_blocks_ = plan.key_rows > config_.keys ? room.pieces(plan.rows, config_.rows) : 0;
+  workspace_ = lay_out();
   device::Tables& tables = *context.tables;
   tiles_ = DeviceList<kernel::HopperKeyTile>(tables, work.tiles.items, work.tiles.local_count, room_for_tiles);
   key_rows_ =
@@ -73,27 +74,18 @@ HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& pla
       DeviceList<kernel::Segment>(tables, to_kernel(work.segments), work.segments.size(), room.segments());
 }
 
-std::size_t HopperBackward::values() const {
-  return padded(static_cast<std::size_t>(plan_.rows) * static_cast<std::size_t>(shape_.heads_q) *
-                sizeof(float));
-}
-std::size_t HopperBackward::sums() const {
-  return padded(sum_blocks_ * static_cast<std::size_t>(shape_.heads_q) * hopper_dq_sums(shape_, config_) *
-                sizeof(float));
-}
-std::size_t HopperBackward::counters() const {
-  return padded((sum_blocks_ * static_cast<std::size_t>(shape_.heads_q) * 2 + 1) * sizeof(int));
-}
-std::size_t HopperBackward::part_counts() const {
-  return padded(std::max(split_local_, split_remote_) * static_cast<std::size_t>(shape_.heads_kv) *
-                sizeof(int));
-}
-std::size_t HopperBackward::parts() const {
-  return padded(ring_ * static_cast<std::size_t>(shape_.heads_q / shape_.heads_kv) *
-                hopper_part_floats(shape_, config_) * sizeof(float));
-}
-std::size_t HopperBackward::workspace() const {
-  return 2 * values() + sums() + counters() + part_counts() + parts();
+HopperBackward::Workspace HopperBackward::lay_out() const {
+  const auto heads = static_cast<std::size_t>(shape_.heads_q),
+             heads_kv = static_cast<std::size_t>(shape_.heads_kv);
+  const std::size_t values = padded(static_cast<std::size_t>(plan_.rows) * heads * sizeof(float));
+  Workspace at;
+  at.delta = values;
+  at.sums = at.delta + values;
+  at.counters = at.sums + padded(sum_blocks_ * heads * hopper_dq_sums(shape_, config_) * sizeof(float));
+  at.part_counts = at.counters + padded((sum_blocks_ * heads * 2 + 1) * sizeof(int));
+  at.parts = at.part_counts + padded(std::max(split_local_, split_remote_) * heads_kv * sizeof(int));
+  at.end = at.parts + padded(ring_ * (heads / heads_kv) * hopper_part_floats(shape_, config_) * sizeof(float));
+  return at;
 }
 std::size_t HopperBackward::items(Part part) const {
   return split_tiles(part) * static_cast<std::size_t>(shape_.heads_q) +
@@ -127,11 +119,11 @@ kernel::HopperRowsArgs HopperBackward::rows_args(const BackwardCall& call, Part 
   args.lse = call.lse.data;
   args.lse_stride = call.lse.head_stride;
   args.lse_log2 = reinterpret_cast<float*>(at);
-  args.delta = reinterpret_cast<float*>(at + values());
-  args.dq_sum = reinterpret_cast<float*>(at + 2 * values());
-  args.ticket = reinterpret_cast<int*>(at + 2 * values() + sums());
+  args.delta = reinterpret_cast<float*>(at + workspace_.delta);
+  args.dq_sum = reinterpret_cast<float*>(at + workspace_.sums);
+  args.ticket = reinterpret_cast<int*>(at + workspace_.counters);
   args.added = args.ticket + 1;
-  args.part_counts = reinterpret_cast<int*>(at + 2 * values() + sums() + counters());
+  args.part_counts = reinterpret_cast<int*>(at + workspace_.part_counts);
   args.part_groups = static_cast<std::int64_t>(split_tiles(part)) * shape_.heads_kv;
   args.rows = plan_.rows;
   args.chunks = chunks_.part(part);
@@ -175,8 +167,7 @@ void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) 
     args.tiles = tiles_.part(part);
     args.key_rows = key_rows_.data();
     args.segments = segments_.data();
-    args.parts = reinterpret_cast<float*>(static_cast<std::byte*>(call.workspace.data) + 2 * values() + sums() +
-                                          counters() + part_counts());
+    args.parts = reinterpret_cast<float*>(static_cast<std::byte*>(call.workspace.data) + workspace_.parts);
     args.part_counts = rows.part_counts;
     args.ring = static_cast<int>(ring_);
     args.split_tiles = static_cast<int>(split_tiles(part));
@@ -196,11 +187,9 @@ void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) 
 
 void HopperBackward::launch_one(Kernel which, std::size_t x, std::size_t y, unsigned threads, void* args,
                                 Stream stream) const {
-  void* parameters[] = {args};
   // The others follow kDelta, and wait for it themselves.
-  (device_.get()->*(which == kDelta ? &device::Device::launch : &device::Device::launch_early))(
-      *kernels_[which].loaded, {static_cast<unsigned>(x), static_cast<unsigned>(y), 1}, {threads, 1, 1},
-      static_cast<unsigned>(kernels_[which].compiled->spec.dynamic_smem), stream.handle, parameters);
+  attention::launch(*device_, kernels_[which], {static_cast<unsigned>(x), static_cast<unsigned>(y), 1}, threads,
+                    args, stream, which != kDelta);
 }
 
 }  // namespace bdcp::attention

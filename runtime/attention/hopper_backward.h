@@ -25,7 +25,7 @@ class HopperBackward {
   HopperBackward(const CallShape& shape, const plan::RankPlan& plan, const Options& options,
                  const PrepareContext& context, std::span<const PreparedKernel> kernels);
 
-  std::size_t workspace() const;
+  std::size_t workspace() const { return workspace_.end; }
   /// Whether the call's tensors are such that TMA and 16-byte accesses can take them.
   bool takes(const BackwardCall& call) const;
   /// A call of this shape and plan that takes() accepts, on a stream that may use the tables.
@@ -36,12 +36,11 @@ class HopperBackward {
   std::size_t split_tiles(Part part) const { return part == Part::local ? split_local_ : split_remote_; }
   std::size_t items(Part part) const;
   int split_rows(const plan::RankPlan& plan) const;
-  std::size_t part_counts() const;  ///< bytes
-  std::size_t parts() const;
-
-  std::size_t values() const;  ///< bytes of LSE, or delta, of all rows
-  std::size_t sums() const;
-  std::size_t counters() const;
+  /// In bytes; LSE comes first.
+  struct Workspace {
+    std::size_t delta = 0, sums = 0, counters = 0, part_counts = 0, parts = 0, end = 0;
+  };
+  Workspace lay_out() const;
   kernel::HopperRowsArgs rows_args(const BackwardCall& call, Part part) const;
   void launch_one(Kernel which, std::size_t x, std::size_t y, unsigned threads, void* args,
                   Stream stream) const;
@@ -58,6 +57,7 @@ class HopperBackward {
   DeviceList<kernel::Segment> segments_;
   std::size_t sum_blocks_ = 0;
   std::size_t split_local_ = 0, split_remote_ = 0, ring_ = 0;
+  Workspace workspace_;
 };
 
 }  // namespace bdcp::attention

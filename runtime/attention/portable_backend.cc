@@ -89,9 +89,10 @@ class PortableAttention final : public PreparedAttention {
   void forward(const ForwardCall& call, Part part, Stream stream) const override {
     check_stream(*device_, stream);
     check_call(shape_, plan_, call);
-    const std::size_t tiles = lists().tiles.size(part);
+    const Lists& lists = this->lists();
+    const std::size_t tiles = lists.tiles.size(part);
     if (tiles == 0) return;
-    lists().tables->use(stream.handle);
+    lists.tables->use(stream.handle);
     const bool aligned = all_aligned({call.q, call.k, call.v, call.remote_k, call.remote_v, call.out});
     PortableForwardArgs args{};
     args.q = to_kernel(call.q);
@@ -102,9 +103,9 @@ class PortableAttention final : public PreparedAttention {
     args.out = to_kernel(call.out);
     args.lse = call.lse.data;
     args.lse_stride = call.lse.head_stride;
-    args.tiles = lists().tiles.part(part);
-    args.tile_count = lists().tiles.count();
-    args.segments = lists().segments.data();
+    args.tiles = lists.tiles.part(part);
+    args.tile_count = lists.tiles.count();
+    args.segments = lists.segments.data();
     args.remote_len = static_cast<int>(plan_.remote_len);
     args.head_groups = shape_.heads_q / forward_.pack;
     args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
@@ -136,21 +137,22 @@ class PortableAttention final : public PreparedAttention {
     args.rows = plan_.rows;
     args.dk = {to_kernel(call.dk), to_kernel(call.shared_dk), to_kernel(call.remote_dk)};
     args.dv = {to_kernel(call.dv), to_kernel(call.shared_dv), to_kernel(call.remote_dv)};
-    args.tiles = lists().key_tiles.part(part);
-    args.row_chunks = lists().row_chunks.part(part);
-    args.tile_count = lists().key_tiles.count();
-    args.chunk_count = lists().row_chunks.count();
-    args.segments = lists().segments.data();
+    const Lists& lists = this->lists();
+    args.tiles = lists.key_tiles.part(part);
+    args.row_chunks = lists.row_chunks.part(part);
+    args.tile_count = lists.key_tiles.count();
+    args.chunk_count = lists.row_chunks.count();
+    args.segments = lists.segments.data();
     args.remote_len = static_cast<int>(plan_.remote_len);
     args.shared_begin = static_cast<int>(plan_.shared_begin);
     args.heads_q = shape_.heads_q;
     args.heads_kv = shape_.heads_kv;
     args.scale = static_cast<float>(shape_.softmax_scale());
     args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
-    lists().tables->use(stream.handle);
-    const std::size_t chunks = lists().row_chunks.size(part);
+    lists.tables->use(stream.handle);
+    const std::size_t chunks = lists.row_chunks.size(part);
     launch(kDelta, aligned, chunks, kRowThreads, &args, stream);
-    launch(kBackward, aligned, lists().key_tiles.size(part) * static_cast<std::size_t>(shape_.heads_kv),
+    launch(kBackward, aligned, lists.key_tiles.size(part) * static_cast<std::size_t>(shape_.heads_kv),
            static_cast<unsigned>(backward_.warps * 32), &args, stream);
     if (options_.deterministic)
       launch_dq(args, aligned, part, stream);
@@ -240,14 +242,15 @@ class PortableAttention final : public PreparedAttention {
     args.lse_stride = of.lse_stride;
     args.delta = of.delta;
     args.rows = of.rows;
-    args.tiles = lists().dq_tiles.part(part);
-    args.tile_count = lists().dq_tiles.count();
+    const Lists& lists = this->lists();
+    args.tiles = lists.dq_tiles.part(part);
+    args.tile_count = lists.dq_tiles.count();
     args.segments = of.segments;
     args.remote_len = of.remote_len;
     args.head_groups = shape_.heads_q / dq_.pack;
     args.scale = of.scale;
     args.scale_log2 = of.scale_log2;
-    launch(kFinishDq, aligned, lists().dq_tiles.size(part) * static_cast<std::size_t>(args.head_groups),
+    launch(kFinishDq, aligned, lists.dq_tiles.size(part) * static_cast<std::size_t>(args.head_groups),
            static_cast<unsigned>(dq_.warps * 32), &args, stream);
   }
 
@@ -279,14 +282,11 @@ class PortableAttention final : public PreparedAttention {
 
   void launch(Kernel which, bool aligned, std::size_t ctas, unsigned threads, void* args, Stream stream) const {
     if (ctas == 0) return;
-    void* parameters[] = {args};
     const PreparedKernel& kernel =
         (*kernels_)[static_cast<std::size_t>((aligned ? kernels_of(shape_) : 0) + which)];
     // The others follow one of this call's own kernels, and wait for it themselves.
-    const bool first = which == kForward || which == kDelta;
-    (device_.get()->*(first ? &device::Device::launch : &device::Device::launch_early))(
-        *kernel.loaded, {static_cast<unsigned>(ctas), 1, 1}, {threads, 1, 1},
-        static_cast<unsigned>(kernel.compiled->spec.dynamic_smem), stream.handle, parameters);
+    const bool early = which != kForward && which != kDelta;
+    attention::launch(*device_, kernel, {static_cast<unsigned>(ctas), 1, 1}, threads, args, stream, early);
   }
 
   CallShape shape_;

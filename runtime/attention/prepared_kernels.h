@@ -15,6 +15,14 @@ struct PreparedKernel {
   std::shared_ptr<const jit::CompiledKernel> compiled;
   std::shared_ptr<const device::LoadedKernel> loaded;
 };
+/// `args`: the kernel's one parameter. `early`: see device::Device::launch.
+inline void launch(device::Device& device, const PreparedKernel& kernel, device::Dim3 grid, unsigned threads,
+                   void* args, Stream stream, bool early = false) {
+  void* parameters[] = {args};
+  device.launch(*kernel.loaded, grid, {threads, 1, 1},
+                static_cast<unsigned>(kernel.compiled->spec.dynamic_smem), stream.handle, parameters, early);
+}
+
 /// In the order of the specs asked for.
 using PreparedKernels = std::vector<PreparedKernel>;
 

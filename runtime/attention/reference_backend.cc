@@ -118,10 +118,9 @@ class ReferenceAttention final : public PreparedAttention {
   void launch(Kernel kernel, std::size_t items, int heads, void* args, Stream stream) const {
     if (items == 0) return;
     tables_->use(stream.handle);
-    void* parameters[] = {args};
-    device_->launch(*(*kernels_)[kernel].loaded,
-                    {static_cast<unsigned>(items * static_cast<std::size_t>(heads)), 1, 1}, {kThreads, 1, 1}, 0,
-                    stream.handle, parameters);
+    attention::launch(*device_, (*kernels_)[kernel],
+                      {static_cast<unsigned>(items * static_cast<std::size_t>(heads)), 1, 1}, kThreads, args,
+                      stream);
   }
 
   CallShape shape_;

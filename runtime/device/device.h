@@ -163,13 +163,11 @@ class Device : public std::enable_shared_from_this<Device> {
   /// Loads `cubin` and finds the extern "C" kernel; dynamic_smem above the default limit is opted into here.
   std::shared_ptr<const LoadedKernel> load(const void* cubin, std::size_t bytes, const std::string& kernel,
                                            int dynamic_smem);
-  /// args: one pointer per kernel parameter.
+  /// args: one pointer per kernel parameter. `early`: the kernel itself waits for the one before it on the
+  /// stream (griddepcontrol.wait, first of all in every thread), so that its launch may overlap with that one's
+  /// end.
   void launch(const LoadedKernel& kernel, Dim3 grid, Dim3 block, unsigned dynamic_smem, void* stream,
-              void** args);
-  /// The same for a kernel that itself waits for the one before it on the stream (griddepcontrol.wait, first of
-  /// all in every thread), so that its launch may overlap with that one's end.
-  void launch_early(const LoadedKernel& kernel, Dim3 grid, Dim3 block, unsigned dynamic_smem, void* stream,
-                    void** args);
+              void** args, bool early = false);
   /// Writes a CUtensorMap (128 bytes, aligned to 64) to `map`. No device work.
   void encode_tensor_map(const TensorMapSpec& spec, void* map) const;
   /// Raises the dynamic shared memory limit of a loaded kernel.

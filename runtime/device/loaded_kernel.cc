@@ -96,22 +96,15 @@ std::string describe(const LoadedKernel& kernel, Dim3 grid, Dim3 block, unsigned
 }  // namespace
 
 void Device::launch(const LoadedKernel& kernel, Dim3 grid, Dim3 block, unsigned dynamic_smem, void* stream,
-                    void** args) {
+                    void** args, bool early) {
   const DriverTable& table = driver_->table();
   ContextScope scope(table, context_);
-  table.call(
-      table.cuLaunchKernel_, [&] { return describe(kernel, grid, block, dynamic_smem); },
-      static_cast<CUfunction>(kernel.function()), grid.x, grid.y, grid.z, block.x, block.y, block.z,
-      dynamic_smem, static_cast<CUstream>(stream), args, nullptr);
-}
-
-void Device::launch_early(const LoadedKernel& kernel, Dim3 grid, Dim3 block, unsigned dynamic_smem,
-                          void* stream, void** args) {
-  const DriverTable& table = driver_->table();
+  const auto function = static_cast<CUfunction>(kernel.function());
+  const auto values = [&] { return describe(kernel, grid, block, dynamic_smem); };
   constexpr int kFirstDriver = 12030;  // from here on also inside captured graphs
-  if (facts_.cc_major < 9 || table.version < kFirstDriver || table.cuLaunchKernelEx_.pointer == nullptr)
-    return launch(kernel, grid, block, dynamic_smem, stream, args);
-  ContextScope scope(table, context_);
+  if (!early || facts_.cc_major < 9 || table.version < kFirstDriver || !table.cuLaunchKernelEx_.pointer)
+    return table.call(table.cuLaunchKernel_, values, function, grid.x, grid.y, grid.z, block.x, block.y,
+                      block.z, dynamic_smem, static_cast<CUstream>(stream), args, nullptr);
   CUlaunchAttribute attribute{};
   attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
   attribute.value.programmaticStreamSerializationAllowed = 1;
@@ -126,9 +119,7 @@ void Device::launch_early(const LoadedKernel& kernel, Dim3 grid, Dim3 block, uns
   config.hStream = static_cast<CUstream>(stream);
   config.attrs = &attribute;
   config.numAttrs = 1;
-  table.call(
-      table.cuLaunchKernelEx_, [&] { return describe(kernel, grid, block, dynamic_smem); }, &config,
-      static_cast<CUfunction>(kernel.function()), args, nullptr);
+  table.call(table.cuLaunchKernelEx_, values, &config, function, args, nullptr);
 }
 
 void Device::encode_tensor_map(const TensorMapSpec& spec, void* map) const {

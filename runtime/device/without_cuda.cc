@@ -71,8 +71,7 @@ std::shared_ptr<const LoadedKernel> Device::load(const void*, std::size_t, const
   refuse();
 }
 void Device::encode_tensor_map(const TensorMapSpec&, void*) const { refuse(); }
-void Device::launch(const LoadedKernel&, Dim3, Dim3, unsigned, void*, void**) { refuse(); }
-void Device::launch_early(const LoadedKernel&, Dim3, Dim3, unsigned, void*, void**) { refuse(); }
+void Device::launch(const LoadedKernel&, Dim3, Dim3, unsigned, void*, void**, bool) { refuse(); }
 void Device::allow_smem(const LoadedKernel&, int) { refuse(); }
 
 }  // namespace bdcp::device

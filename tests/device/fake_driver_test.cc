@@ -142,7 +142,7 @@ TEST_F(FakeDriver, EarlyLaunchesWhereTheDeviceAndTheDriverHaveThem) {
   const auto launch = [&](int ordinal) {
     auto device = this->device(ordinal);
     const auto kernel = device->load("cubin", 5, "kernel", 0);
-    device->launch_early(*kernel, {}, {}, 0, nullptr, nullptr);
+    device->launch(*kernel, {}, {}, 0, nullptr, nullptr, /*early=*/true);
   };
   launch(0);
   EXPECT_EQ(calls("cuLaunchKernelEx"), 1);
