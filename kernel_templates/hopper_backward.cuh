@@ -4,12 +4,13 @@
 // stays, with its dK and dV in registers, and the query rows that see it pass in blocks of kM, one q head of
 // the K/V head after the other, in a fixed order: dK and dV are the same bits on every run. Scores are computed
 // transposed (keys x rows), so that P and dS go from accumulators to the operand of dV += P * dO and
-// dK += dS * Q without leaving the registers; dS also passes through shared memory for dQ = dS^T * K. S of the
-// next block is issued before dQ of this one leaves.
+// dK += dS * Q without leaving the registers; dS also passes through shared memory for dQ = dS^T * K. dQ of a
+// block is formed one block later: by then the other warpgroup's dS is there, so that the two need not keep
+// step, and one computes exponentials while the other multiplies.
 //
-// Tiles are drawn from a counter, longest first. The results of a tile that several documents share are
-// checked; the loading warp brings a tile that is not finite again, one document at a time, once its slot is
-// free.
+// Items are drawn from a counter, longest first, each when the one before is near its end. The results of a
+// tile that several documents share are checked; the loading warp brings a tile that is not finite again, one
+// document at a time, once its slot is free.
 //
 // Config: kBf16, kDim, kDimV (real head dims), kRatio (q heads per K/V head), kM rows per block, kN keys per
 // tile (64 where a head is wider than 128: hopper_backward_wide.cuh), kStages of Q, kStagesDo, kSlots tiles in
@@ -47,11 +48,14 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperBackwardShape::
     init(&shared.k_empty, kWarps);
     init(&shared.v_full, 1);
     init(&shared.v_empty, kWarps);
+    init(&shared.near_end, 1);
     for (int i = 0; i < 2; ++i) {
+      init(&shared.ds_full[i], kWarps);
+      init(&shared.ds_empty[i], kWarps);
       init(&shared.dq_full[i], kWarps / 2);
       init(&shared.dq_empty[i], 1);
     }
-    shared.again_count = 0;
+    shared.again_count = shared.skipped = 0;
     shared.item_count = args.tile_count != nullptr ? *args.tile_count * args.heads_kv : args.item_count;
     asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
     prefetch_map(args.q);

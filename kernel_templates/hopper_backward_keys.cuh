@@ -25,13 +25,15 @@ struct HopperKeyConsumer : HopperKeyWork {
     multiply_transposed<Shape::kStepsV>(dp, v_address() + warpgroup * 64 * 128,
                                         do_address(buffer_of<Config::kStagesDo>(used)));
   }
-  /// This warpgroup's part of dQ = dS * K, issued.
-  __device__ void multiply_dq(float (&dq)[Shape::kDqColumns / 2]) const {
+  /// This warpgroup's part of dQ = dS * K for a block whose dS is there, issued.
+  __device__ void multiply_dq(float (&dq)[Shape::kDqColumns / 2], int use) const {
+    await<2>(hopper_shared().ds_full, use);
     const int part = Shape::kSplitRows     ? 0
                      : Shape::kPanels == 2 ? warpgroup * Shape::kPanelN
                                            : warpgroup * Shape::kDqColumns * 2;
-    const u64 a = descriptor(ds_address(used & 1) + (Shape::kSplitRows ? warpgroup * Shape::kPanelN : 0), 0),
-              b = descriptor(k_address() + part, 0);
+    u32 keys = k_address() + part;
+    const u64 a = descriptor(ds_address(use & 1) + (Shape::kSplitRows ? warpgroup * Shape::kPanelN : 0), 0),
+              b = descriptor(keys, 0);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kN / 16; ++k)
@@ -41,14 +43,18 @@ struct HopperKeyConsumer : HopperKeyWork {
   }
 
   /// dQ of a block leaves: to its rows where it is complete, else to shared memory, from where it is added.
-  __device__ void leave(const float (&dq)[Shape::kDqColumns / 2], int row, int head) {
+  /// `at`: this block or, if `previous`, the one after it.
+  __device__ void leave(const float (&dq)[Shape::kDqColumns / 2], HopperWalk at, bool previous) {
     HopperBackwardShared& shared = hopper_shared();
+    const int use = used - previous;
+    release(&shared.ds_empty[use & 1]);
     if (tile().sum_block < 0) {
-      store_dq(args.dq, dq, args.scale, warpgroup, head, row, tile().q_end);
+      if (previous) at.back(blocks_of(tile()));
+      store_dq(args.dq, dq, args.scale, warpgroup, at.head, tile().q_begin + at.block * kM, tile().q_end);
       if (several() && any_non_finite(dq)) slot().again = 1;  // rows past the end are zeros or as bad as others
       return;
     }
-    barrier_wait(smem_address(&shared.dq_empty[warpgroup]), (added & 1) ^ 1);
+    barrier_wait(smem_address(&shared.dq_empty[warpgroup]), (use - slot().skipped & 1) ^ 1);
     const u32 target = dq_address(warpgroup) + threadIdx.x % 128 * 16;
 #pragma unroll
     for (int i = 0; i < Shape::kDqColumns / 8; ++i)
@@ -58,14 +64,14 @@ struct HopperKeyConsumer : HopperKeyWork {
     fence_async_proxy();
     __syncwarp();
     release(&shared.dq_full[warpgroup]);
-    ++added;
   }
 
-  /// One block of rows, whose S is there. kMore: that of the next block is issued too, so that the tensor cores
-  /// have work while this warpgroup does not.
-  template <bool kMore>
-  __device__ void step(float (&s)[kM / 2], int row, int head) {
+  /// One block of rows, whose S is there. kPending: dQ of the block before is still to be formed. kMore: S of
+  /// the next block is issued too, so that the tensor cores have work while this warpgroup does not.
+  template <bool kPending, bool kMore>
+  __device__ void step(float (&s)[kM / 2], const HopperWalk& at) {
     HopperBackwardShared& shared = hopper_shared();
+    const int row = tile().q_begin + at.block * kM;
     float dp[kM / 2], dq[Shape::kDqColumns / 2];
     u32 p[kM / 4], ds[kM / 4];
     const bool masked = row < tile().full_begin || row + kM > tile().full_end;
@@ -91,31 +97,45 @@ struct HopperKeyConsumer : HopperKeyWork {
       pack(p, s);
       start_dv(p);
     }
+    barrier_wait(smem_address(&shared.ds_empty[used & 1]), parity_of<2>(used) ^ 1);
     share(ds);
     fence_async_proxy();
-    named_barrier(kBarrierDs, 256);
+    __syncwarp();
+    release(&shared.ds_full[used & 1]);
+    if constexpr (kPending) multiply_dq(dq, used - 1);
     pin_registers(dk);
     pin_registers(ds);
-    multiply_dq(dq);
     multiply_rows<Shape::kColumns>(dk, ds, q_address(buffer_of<Config::kStages>(used)));
-    wgmma_wait<2>();
+    wgmma_wait<kPending ? 2 : 1>();
     pin_registers(dv);
     pin_registers(p);
     release(&shared.do_empty[buffer_of<Config::kStagesDo>(used)]);
     if constexpr (kMore) {
-      await<Config::kStages>(hopper_shared().q_full, used + 1);
+      await<Config::kStages>(shared.q_full, used + 1);
       multiply_scores(s, used + 1);
     }
-    wgmma_wait<kMore ? 2 : 1>();
-    pin_registers(dq);
-    leave(dq, row, head);
-    // S in flight over the end of the loop would be copied, and everything serialised.
-    wgmma_wait<0>();
-    pin_registers(s);
+    if constexpr (kPending) {
+      wgmma_wait<kMore ? 2 : 1>();
+      pin_registers(dq);
+      leave(dq, at, true);
+    }
+    if constexpr (kMore) {
+      // S in flight over the end of the loop would be copied, and everything serialised.
+      wgmma_wait<0>();
+      pin_registers(s);
+    } else {
+      multiply_dq(dq, used);
+      wgmma_wait<1>();
+    }
     pin_registers(dk);
     pin_registers(ds);
     release(&shared.q_empty[buffer_of<Config::kStages>(used)]);
-    if constexpr (!kMore) release(&shared.k_empty);
+    if constexpr (!kMore) {
+      wgmma_wait<0>();
+      pin_registers(dq);
+      release(&shared.k_empty);
+      leave(dq, at, false);
+    }
     ++used;
   }
   __device__ void start_dv(u32 (&p)[kM / 4]) {
@@ -142,9 +162,12 @@ struct HopperKeyConsumer : HopperKeyWork {
     barrier_wait(smem_address(&shared.v_full), slot().phase);
     wgmma_wait<0>();
     pin_registers(s);
+    if (at.left == 1) return step<false, false>(s, at);
+    step<false, true>(s, at);
+    at.next(blocks_of(tile()));
 #pragma unroll 1
-    for (; at.left > 1; at.next(blocks_of(tile()))) step<true>(s, tile().q_begin + at.block * kM, at.head);
-    step<false>(s, tile().q_begin + at.block * kM, at.head);
+    for (; at.left > 1; at.next(blocks_of(tile()))) step<true, true>(s, at);
+    step<true, false>(s, at);
   }
 
   __device__ void run() {

@@ -20,6 +20,13 @@ struct HopperWalk {
       ++head;
     }
   }
+  __device__ void back(int blocks) {
+    block -= Config::kDescending ? -1 : 1;
+    if (Config::kDescending ? block == blocks : block < 0) {
+      block = Config::kDescending ? 0 : blocks - 1;
+      --head;
+    }
+  }
 };
 
 /// The warp that loads tiles, K and V.
@@ -46,15 +53,16 @@ struct HopperKeyProducer {
     __syncwarp();
   }
 
-  /// One lane draws; see pass().
-  __device__ int draw() const { return leads() ? atomicAdd(args.ticket, 1) : 0; }
-  __device__ static int pass(int drawn) { return __shfl_sync(0xffffffffu, drawn, 0); }
+  __device__ int draw() const { return uniform(leads() ? atomicAdd(args.ticket, 1) : 0); }
 
   __device__ void run() {
     HopperBackwardShared& shared = hopper_shared();
-    int item = pass(draw());
+    int item = -1;
 #pragma unroll 1
     for (;; ++round) {
+      // Drawn earlier, an item would stand behind this CTA's while others have nothing left to do.
+      if (round > 0) barrier_wait(smem_address(&shared.near_end), parity_of<1>(round - 1));
+      if (item < 0) item = draw();
       claim(round);
       if (shared.again_count == 0 && item >= shared.item_count) {
         // What is still in flight may have to be done again.
@@ -66,10 +74,9 @@ struct HopperKeyProducer {
         open_document();
         load_tile();
       } else {
-        const int drawn = draw();  // arrives while this tile is loaded
         open_tile(item);
         load_tile();
-        item = pass(drawn);
+        item = -1;
       }
     }
   }
@@ -135,6 +142,8 @@ struct HopperKeyProducer {
       HopperBackwardSlot& slot = hopper_shared().slots[buffer];
       slot.head = head;
       slot.phase = opened & 1;
+      slot.skipped = hopper_shared().skipped;
+      if (slot.tile.sum_block < 0) hopper_shared().skipped += blocks_of(slot.tile) * slot.heads;
       barrier_arrive(full);
     }
     __syncwarp();
@@ -181,6 +190,7 @@ struct HopperKeyProducer {
 struct HopperRowProducer {
   using Shape = HopperBackwardShape;
   static constexpr int kM = Config::kM;
+  static constexpr int kAhead = 2;  // blocks to be loaded when the next item is drawn; more are in flight
   const HopperBackwardArgs& args;
   int used = 0;  // blocks
 
@@ -199,14 +209,21 @@ struct HopperRowProducer {
       const int q_begin = slot.tile.q_begin, q_end = slot.tile.q_end;
       __syncwarp();
       if (threadIdx.x % 32 == 0) barrier_arrive(smem_address(&shared.slot_empty[buffer]));
+      if (walk.left < kAhead) draw_next();
 #pragma unroll 1
       for (; walk.left > 0; walk.next(blocks), ++used) {
+        if (walk.left == kAhead) draw_next();
         const int row = q_begin + walk.block * kM;
         load(walk.head, row, min(kM, q_end - row));
       }
     }
   }
 
+  /// The key warp may draw: this tile is near its end.
+  __device__ static void draw_next() {
+    if (threadIdx.x % 32 == 0) barrier_arrive(smem_address(&hopper_shared().near_end));
+    __syncwarp();
+  }
   __device__ void copy_values(u32 target, const float* values, int head, int row, int count) const {
     int lane = threadIdx.x % 32;
     asm volatile("" : "+r"(lane), "+r"(head));

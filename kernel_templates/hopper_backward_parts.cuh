@@ -5,11 +5,10 @@
 
 namespace bdcp::kernel {
 
-/// Long tiles have one item per q head, so that fewer CTAs at a time read and add to rows of one head. Each
-/// leaves its dK and dV in memory; whoever comes last adds them up in the order of the heads: the same bits
-/// whichever it is. Parts of a group take the place of a group `ring` groups earlier, which stays in L2 that
-/// way. Waiting for that one cannot end in a circle: its items were drawn before, and an item waits for earlier
-/// groups only.
+/// Where tiles and K/V heads are few, long tiles have one item per q head. Each leaves its dK and dV in memory;
+/// whoever comes last adds them up in the order of the heads: the same bits whichever it is. Parts of a group
+/// take the place of a group `ring` groups earlier, which stays in L2 that way. Waiting for that one cannot end
+/// in a circle: its items were drawn before, and an item waits for earlier groups only.
 struct HopperParts {
   using Shape = HopperBackwardShape;
   static constexpr int kThreads = 256;  // that compute

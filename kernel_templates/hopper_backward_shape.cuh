@@ -41,6 +41,7 @@ struct HopperBackwardSlot {
   int group;    // negative: all
   int arrived;  // parts before this one
   int phase;    // of the barriers of K and V
+  int skipped;  // blocks before this tile whose dQ was complete: the others went through dq_full
   int again;    // documents of this tile must be done again one by one
 };
 
@@ -56,11 +57,14 @@ struct HopperBackwardShared {
   float delta[Config::kStages][Config::kM];
   u64 tile_full[Config::kSlots], slot_empty[Config::kSlots];
   u64 k_full, k_empty, v_full, v_empty;
+  u64 near_end;  // of the latest tile
   u64 q_full[Config::kStages], q_empty[Config::kStages];
   u64 do_full[Config::kStagesDo], do_empty[Config::kStagesDo];
+  u64 ds_full[2], ds_empty[2];  // by buffer
   u64 dq_full[2], dq_empty[2];  // by warpgroup
   HopperAgain again[Config::kSlots];
-  int again_count;  // both the loading warp's alone
+  int again_count;
+  int skipped;  // as in the slots; these three are the loading warp's alone
   int item_count;
 };
 

@@ -16,7 +16,6 @@ struct HopperKeyWork {
   const HopperBackwardArgs& args;
   const int warpgroup;
   int used = 0, round = 0;  // blocks; tiles
-  u32 added = 0;            // blocks whose dQ was added to the sums
 
   __device__ HopperKeyWork(const HopperBackwardArgs& a, int which) : args(a), warpgroup(which) {}
   /// Of this thread.
@@ -44,6 +43,7 @@ struct HopperKeyWork {
   /// acc = keys * rows^T, issued; kSteps k16 steps of columns.
   template <int kSteps>
   __device__ static void multiply_transposed(float (&acc)[kM / 2], u32 keys, u32 rows) {
+    asm volatile("" : "+r"(keys));  // else its descriptors would be kept over the loop
     const u64 a = descriptor(keys, 0), b = descriptor(rows, 0);
     wgmma_fence();
 #pragma unroll

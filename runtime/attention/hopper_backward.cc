@@ -17,10 +17,7 @@ namespace bdcp::attention {
 namespace {
 
 constexpr unsigned kRowThreads = 256;
-constexpr int kRowShares = 8;  // CTAs per chunk of rows, each with its share of the heads
-// From so many rows on what is won in L2 outweighs leaving and adding up dK and dV; with more q heads than this
-// their rows do not stay there all at once (figures: tools/results/NOTES.md).
-constexpr int kSplitRows = 512, kSplitHeads = 32;
+constexpr int kRowShares = 8;            // CTAs per chunk of rows, each with its share of the heads
 constexpr std::size_t kPartsPerCta = 2;  // one that is left while another is added up
 
 }  // namespace
@@ -94,11 +91,11 @@ std::size_t HopperBackward::items(Part part) const {
 
 int HopperBackward::split_rows(const plan::RankPlan& plan) const {
   if (!config_.split) return 0;
-  // Where even split by K/V head there is less than a round of work for every SM, every long tile counts.
+  // Leaving and adding up dK and dV costs more than it wins, except where an item per K/V head is too few for
+  // every SM to have a round of work (figures: tools/results/NOTES.md).
   std::int64_t tiles = 0;
   for (const plan::Segment& s : plan.segments) tiles += (s.keys() + config_.keys - 1) / config_.keys;
-  if (tiles * shape_.heads_kv < 4 * std::int64_t{device_->facts().sm_count}) return 1;
-  return shape_.heads_q <= kSplitHeads ? kSplitRows : 0;
+  return tiles * shape_.heads_kv < 4 * std::int64_t{device_->facts().sm_count} ? 1 : 0;
 }
 
 bool HopperBackward::takes(const BackwardCall& call) const {

@@ -32,9 +32,9 @@ int hopper_backward_smem(const CallShape& shape, const HopperBackwardConfig& c) 
   const int passed = c.keys == 64 ? c.keys * c.rows * 2 : c.rows * dq_columns(shape, c) * 4;
   const int buffers = (k + v) * c.keys * 128 + (c.q_stages * k + c.dout_stages * v) * c.rows * 128 +
                       2 * (c.rows / 64) * c.keys * 128 + passed;
-  // Slots: who sees the keys, the tile, its document and heads (108), barriers (2 * 8), what is done again
+  // Slots: who sees the keys, the tile, its document and heads (112), barriers (2 * 8), what is done again
   // (12); blocks: LSE and delta, barriers (2 * 8); other barriers and padding.
-  return buffers + c.slots * (c.keys * 16 + 144) + c.q_stages * (c.rows * 8 + 16) + c.dout_stages * 16 + 128;
+  return buffers + c.slots * (c.keys * 16 + 144) + c.q_stages * (c.rows * 8 + 16) + c.dout_stages * 16 + 160;
 }
 
 std::size_t hopper_dq_sums(const CallShape& shape, const HopperBackwardConfig& config) {
