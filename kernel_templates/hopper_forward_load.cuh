@@ -99,8 +99,9 @@ struct HopperProducer {
     if (lane != 0) return;
     barrier_arrive(smem_address(&shared.tile_full[buffer]));
     const u32 full = smem_address(&shared.q_full[buffer]);
-    if (!has_keys) {  // nobody waits, but the phases of the barrier count tiles
+    if (!has_keys) {  // the phases of the barrier count tiles, and nobody else waits for this one
       barrier_arrive(full);
+      barrier_wait(full, parity_of<Config::kSlots>(round));
       return;
     }
     barrier_arrive_expect(full, Shape::kBytesQ);

@@ -23,6 +23,8 @@ void collective(const Step::Impl& step, Body&& body) {
   comm::Group* group = step.comm.group().get();
   try {
     if (group) group->check();
+    std::optional<device::CurrentContext> context;  // a call of ours asks the driver some twenty times
+    if (step.device_handle) context.emplace(*step.device_handle);
     body();
   } catch (const Error& error) {
     ++step.services.metrics->failed_calls;

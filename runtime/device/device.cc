@@ -244,6 +244,12 @@ void Device::in_context(const std::function<void()>& body) {
   body();
 }
 
+CurrentContext::CurrentContext(const Device& device)
+    : driver_(device.driver()), pushed_(ContextScope::enter(driver_.table(), device.context())) {}
+CurrentContext::~CurrentContext() {
+  if (pushed_) ContextScope::leave(driver_.table());
+}
+
 RelaxedCaptures::RelaxedCaptures(const Driver& driver) noexcept
     : driver_(driver), mode_(CU_STREAM_CAPTURE_MODE_RELAXED) {
   exchange();

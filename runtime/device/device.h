@@ -188,4 +188,18 @@ class Device : public std::enable_shared_from_this<Device> {
   DeviceFacts facts_;
 };
 
+/// The device's context is the thread's own for the life of this object, so that several calls need not each
+/// make it so; the one before is back afterwards.
+class CurrentContext {
+ public:
+  explicit CurrentContext(const Device& device);
+  ~CurrentContext();
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+ private:
+  const Driver& driver_;
+  bool pushed_ = false;
+};
+
 }  // namespace bdcp::device

@@ -92,26 +92,31 @@ struct DriverTable {
 /// Makes a context current for a scope; the thread's own context is back afterwards.
 class ContextScope {
  public:
-  ContextScope(const DriverTable& table, void* context) : table_(table) {
+  ContextScope(const DriverTable& table, void* context) : table_(table), pushed_(enter(table, context)) {}
+  ~ContextScope() {
+    if (pushed_) leave(table_);
+  }
+  /// Whether the context was not the thread's own already; then leave() is to follow.
+  static bool enter(const DriverTable& table, void* context) {
     CUcontext current = nullptr;
     table.call(
         table.cuCtxGetCurrent_, [] { return std::string(); }, &current);
-    if (current == context) return;
+    if (current == context) return false;
     table.call(
         table.cuCtxPushCurrent_, [] { return std::string("the device's primary context"); },
         static_cast<CUcontext>(context));
-    pushed_ = true;
+    return true;
   }
-  ~ContextScope() {
+  static void leave(const DriverTable& table) noexcept {
     CUcontext popped = nullptr;
-    if (pushed_) table_.quiet(table_.cuCtxPopCurrent_, &popped);
+    table.quiet(table.cuCtxPopCurrent_, &popped);
   }
   ContextScope(const ContextScope&) = delete;
   ContextScope& operator=(const ContextScope&) = delete;
 
  private:
   const DriverTable& table_;
-  bool pushed_ = false;
+  const bool pushed_;
 };
 
 }  // namespace bdcp::device

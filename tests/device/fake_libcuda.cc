@@ -133,6 +133,10 @@ FAKE(cuCtxGetCurrent, CUcontext* context) {
   return CUDA_SUCCESS;
 }
 FAKE(cuCtxPushCurrent, CUcontext context) {
+  {
+    const std::lock_guard lock(mutex);
+    ++state.calls["cuCtxPushCurrent"];
+  }
   stack.push_back(context);
   return CUDA_SUCCESS;
 }

@@ -41,6 +41,15 @@ TEST_P(WarmStep, CallsLaunchAndNothingElse) {
   EXPECT_EQ(calls({"cuEventRecord", "cuEventQuery", "cuStreamWaitEvent"}), events);
 }
 
+TEST_P(WarmStep, ACallMakesTheContextCurrentOnceAndGivesTheThreadItsOwnBack) {
+  const Step step = begin();
+  run(step, 0);
+  const int pushed = calls({"cuCtxPushCurrent"});
+  run(step, 0);
+  EXPECT_EQ(calls({"cuCtxPushCurrent"}), pushed + 2);  // forward, backward
+  EXPECT_EQ(call<int()>("fake_depth")(), 0);
+}
+
 TEST_P(WarmStep, StepsLiveSideBySideAndEndInAnyOrder) {
   std::vector<Step> steps;
   for (int i = 0; i < 4; ++i) steps.push_back(begin());
