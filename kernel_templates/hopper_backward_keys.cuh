@@ -74,7 +74,7 @@ struct HopperKeyConsumer : HopperKeyWork {
     const int row = tile().q_begin + at.block * kM;
     float dp[kM / 2], dq[Shape::kDqColumns / 2];
     u32 p[kM / 4], ds[kM / 4];
-    const bool masked = row < tile().full_begin || row + kM > tile().full_end;
+    const bool masked = row < tile().full_begin || tile().full_end - row < kM;
     await<Config::kStagesDo>(shared.do_full, used);
     multiply_dp(dp);
     exponentials(s);

@@ -50,7 +50,7 @@ struct HopperWideConsumer : HopperKeyWork {
 
   /// The block's rows, and whether any pair of it is hidden.
   __device__ int row_of(const HopperWalk& at) const { return tile().q_begin + at.block * kM; }
-  __device__ bool masked(int row) const { return row < tile().full_begin || row + kM > tile().full_end; }
+  __device__ bool masked(int row) const { return row < tile().full_begin || tile().full_end - row < kM; }
   /// This warpgroup's panels of dQ: formed and sent off.
   __device__ void add_dq(const HopperWalk& at) {
     const bool whole = tile().sum_block < 0;
