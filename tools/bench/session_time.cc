@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <mutex>
 
 #include "autotune/median.h"
@@ -18,9 +19,29 @@ double microseconds_since(Clock::time_point start) {
 }
 
 constexpr double kDelayMs = 2.0;
-constexpr int kLayers = 32, kHostRounds = 5;
+constexpr int kHostRounds = 5;
+constexpr double kMostHostMs = 1500, kFewestLayers = 4, kMostLayers = 32;  // of all rounds, and in each
 
 }  // namespace
+
+int host_layers(double gpu_ms) {
+  const double fit = kMostHostMs / (kHostRounds * std::max(gpu_ms, 1e-6));
+  return static_cast<int>(std::clamp(fit, kFewestLayers, kMostLayers)) / 2 * 2;
+}
+
+std::optional<double> mean_wait(const std::vector<ExposedExchange>& readings, Direction direction) {
+  const auto waited = [&](const ExposedExchange& exposed) {
+    return direction == Direction::forward ? exposed.forward_us : exposed.backward_us;
+  };
+  double sum = 0;
+  int counted = 0;
+  for (std::size_t i = 1; i < readings.size(); ++i) {
+    if (readings[i].untimed_waits != readings[i - 1].untimed_waits) continue;
+    sum += waited(readings[i]) - waited(readings[i - 1]);
+    ++counted;
+  }
+  return counted > 0 ? std::optional(sum / counted) : std::nullopt;
+}
 
 /// Work that keeps a stream busy while the host enqueues what is timed. A copy of scattered 8-byte pieces of a
 /// small buffer: slow for its size, so it neither floods the command queue nor leaves much dirty data in the L2
@@ -72,7 +93,7 @@ double Session::gpu_ms(const Rank& rank, Direction direction, const Delay& delay
 
 std::vector<double> Session::slowest(int iters,
                                      const std::function<double(int, const Team::Barrier&)>& sample) {
-  std::vector<double> values(static_cast<std::size_t>(iters), 0.0);
+  std::vector<double> values(static_cast<std::size_t>(iters), std::numeric_limits<double>::lowest());
   std::mutex mutex;
   team_.run([&](int index, const Team::Barrier& barrier) {
     for (double& value : values) {
@@ -107,11 +128,11 @@ Timing Session::time(Direction direction, int iters, int warmup) {
   timing.ms = median(slowest(iters, [&](int index, const Team::Barrier&) {
     return gpu_ms(rank_of(index), direction, *delays[static_cast<std::size_t>(index)]);
   }));
-  timing.host_us = host_us(direction);
+  timing.host_us = host_us(direction, host_layers(timing.ms));  // every rank has the same ms, so the same calls
   return timing;
 }
 
-double Session::host_us(Direction direction) {
+double Session::host_us(Direction direction, int layers) {
   // A model alternates steps (pipeline stages, two attention types), so a cache of the last step must not help.
   team_.run([&](int index, const Team::Barrier&) {
     Rank& rank = ranks_[static_cast<std::size_t>(index)];
@@ -120,33 +141,32 @@ double Session::host_us(Direction direction) {
   return median(slowest(kHostRounds, [&](int index, const Team::Barrier&) {
     const Rank& rank = ranks_[static_cast<std::size_t>(index)];
     const Clock::time_point start = Clock::now();
-    for (int layer = 0; layer < kLayers; ++layer) {
+    for (int layer = 0; layer < layers; ++layer) {
       call(rank, layer % 2 == 0 ? *rank.step : *rank.twin, direction);
     }
-    const double per_call = microseconds_since(start) / kLayers;
+    const double per_call = microseconds_since(start) / layers;
     finish(rank);
     return per_call;
   }));
 }
 
-double Session::exposed_us(Direction direction, int calls) {
-  const auto waited = [&](const Rank& rank) {
-    const ExposedExchange exposed = rank.step->exposed_exchange();
-    return direction == Direction::forward ? exposed.forward_us : exposed.backward_us;
-  };
-  // Ranks that start apart wait for each other in the first call.
-  return slowest(1,
-                 [&](int index, const Team::Barrier& barrier) {
-                   const Rank& rank = ranks_[static_cast<std::size_t>(index)];
-                   call(rank, *rank.step, direction);
-                   finish(rank);
-                   barrier();
-                   const double before = waited(rank);
-                   for (int i = 0; i < calls; ++i) call(rank, *rank.step, direction);
-                   finish(rank);
-                   return (waited(rank) - before) / calls;
-                 })
-      .front();
+std::optional<double> Session::exposed_us(Direction direction, int calls) {
+  constexpr double kNone = -1;
+  const double us = slowest(1, [&](int index, const Team::Barrier& barrier) {
+                      const Rank& rank = ranks_[static_cast<std::size_t>(index)];
+                      call(rank, *rank.step, direction);
+                      finish(rank);
+                      std::vector<ExposedExchange> readings{rank.step->exposed_exchange()};
+                      for (int i = 0; i < calls; ++i) {
+                        // Else a rank also waits for those that are busy with the call before.
+                        barrier();
+                        call(rank, *rank.step, direction);
+                        finish(rank);
+                        readings.push_back(rank.step->exposed_exchange());
+                      }
+                      return mean_wait(readings, direction).value_or(kNone);
+                    }).front();
+  return us == kNone ? std::nullopt : std::optional(us);
 }
 
 double Session::time_begin_step(int iters) {
