@@ -263,6 +263,15 @@ TEST(BenchTime, HostLayersAreEvenAndFewWhereCallsAreLong) {
   EXPECT_EQ(host_layers(1e9), 4);
 }
 
+TEST(BenchTime, WarmupIsShortWhereCallsAreLong) {
+  EXPECT_EQ(further_warmup(0, 1), 0);
+  EXPECT_EQ(further_warmup(2, 1), 0);
+  EXPECT_EQ(further_warmup(5, 0), 3);
+  EXPECT_EQ(further_warmup(5, 170), 3);
+  EXPECT_EQ(further_warmup(1000000, 170), 8);
+  EXPECT_EQ(further_warmup(5, 5000), 0);
+}
+
 TEST(BenchTime, MeanWaitIsOfCallsThatWereTimed) {
   const auto reading = [](double forward, double backward, std::uint64_t untimed) {
     ExposedExchange exposed;

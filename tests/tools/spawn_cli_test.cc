@@ -70,6 +70,15 @@ TEST_F(SpawnCli, AttentionIsCheckedAndTimedOverProcesses) {
   }
 }
 
+// Hours of calls, and ranks that took different numbers of them would wait for each other.
+TEST_F(SpawnCli, WarmupHasABound) {
+  const test::ProgramResult ran =
+      test::run_program("bdcp-bench", with(kAttention, {"--world", "2", "--lengths", "200", "--mode", "fwd",
+                                                        "--iters", "1", "--warmup", "1000000"}));
+  EXPECT_EQ(ran.exit_code, 0) << ran.err;
+  EXPECT_EQ(lines_of(ran.out).size(), 1u);
+}
+
 TEST_F(SpawnCli, NothingExposedAtWorldOne) {
   const test::ProgramResult ran =
       test::run_program("bdcp-bench", {"attention", "--device", "host", "--hq", "2", "--hkv", "1", "--d", "8",

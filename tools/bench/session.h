@@ -40,6 +40,9 @@ struct Timing {
 /// steps take turns, and few where calls are long.
 int host_layers(double gpu_ms);
 
+/// How many of `wanted` calls are left to warm up after two, by what the second took.
+int further_warmup(int wanted, double ms);
+
 /// The mean wait of a call in microseconds, by what its step said before the first call and after each. Calls
 /// with an untimed wait do not count; nullopt if none is left.
 std::optional<double> mean_wait(const std::vector<ExposedExchange>& readings, Direction direction);
@@ -66,7 +69,7 @@ class Session {
   /// Of all ranks, on the leader. Gradients only if the session's shape prepares backward.
   Outputs download() const;
 
-  /// CUDA events on a GPU, wall clock on the host; `warmup` calls come first.
+  /// CUDA events on a GPU, wall clock on the host; `warmup` calls come first, fewer where they are long.
   Timing time(Direction direction, int iters, int warmup);
   /// Median host time of preparing the same step again, in microseconds.
   double time_begin_step(int iters);
@@ -87,6 +90,7 @@ class Session {
   std::vector<std::byte> download(Block Rank::*tensor) const;
   double gpu_ms(const Rank& rank, Direction direction, const Delay& delay) const;
   std::vector<double> slowest(int iters, const std::function<double(int local, const Team::Barrier&)>& sample);
+  void warm_up(Direction direction, int calls);
   double host_us(Direction direction, int layers);
   std::optional<double> exposed_us(Direction direction, int calls);
 

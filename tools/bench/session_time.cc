@@ -21,12 +21,20 @@ double microseconds_since(Clock::time_point start) {
 constexpr double kDelayMs = 2.0;
 constexpr int kHostRounds = 5;
 constexpr double kMostHostMs = 1500, kFewestLayers = 4, kMostLayers = 32;  // of all rounds, and in each
+constexpr double kMostWarmupMs = 1500;
+
+/// How many calls fit.
+double fit(double budget_ms, double ms) { return budget_ms / std::max(ms, 1e-6); }
 
 }  // namespace
 
 int host_layers(double gpu_ms) {
-  const double fit = kMostHostMs / (kHostRounds * std::max(gpu_ms, 1e-6));
-  return static_cast<int>(std::clamp(fit, kFewestLayers, kMostLayers)) / 2 * 2;
+  const double layers = fit(kMostHostMs / kHostRounds, gpu_ms);
+  return static_cast<int>(std::clamp(layers, kFewestLayers, kMostLayers)) / 2 * 2;
+}
+
+int further_warmup(int wanted, double ms) {
+  return static_cast<int>(std::min<double>(std::max(wanted - 2, 0), fit(kMostWarmupMs, ms)));
 }
 
 std::optional<double> mean_wait(const std::vector<ExposedExchange>& readings, Direction direction) {
@@ -109,10 +117,7 @@ std::vector<double> Session::slowest(int iters,
 
 Timing Session::time(Direction direction, int iters, int warmup) {
   const auto rank_of = [&](int index) -> const Rank& { return ranks_[static_cast<std::size_t>(index)]; };
-  team_.run([&](int index, const Team::Barrier&) {
-    for (int i = 0; i < warmup; ++i) call(rank_of(index), *rank_of(index).step, direction);
-    finish(rank_of(index));
-  });
+  warm_up(direction, warmup);
   Timing timing;
   if (team_.world() > 1) timing.exposed_us = exposed_us(direction, iters);
   if (place_.memory.host()) {
@@ -130,6 +135,22 @@ Timing Session::time(Direction direction, int iters, int warmup) {
   }));
   timing.host_us = host_us(direction, host_layers(timing.ms));  // every rank has the same ms, so the same calls
   return timing;
+}
+
+void Session::warm_up(Direction direction, int calls) {
+  const auto take = [&](int count) {
+    return slowest(1,
+                   [&](int index, const Team::Barrier&) {
+                     const Rank& rank = ranks_[static_cast<std::size_t>(index)];
+                     const Clock::time_point start = Clock::now();
+                     for (int i = 0; i < count; ++i) call(rank, *rank.step, direction);
+                     finish(rank);
+                     return microseconds_since(start) / 1e3;
+                   })
+        .front();
+  };
+  if (calls > 0) take(1);  // what is made once is no measure of a call
+  if (calls > 1) take(further_warmup(calls, take(1)));
 }
 
 double Session::host_us(Direction direction, int layers) {
