@@ -180,13 +180,17 @@ std::vector<std::string> children_of(pid_t launcher) {
   return children;
 }
 
+/// And kills them: a failing test leaves nothing behind.
 std::vector<std::string> running_after_two_seconds(const std::vector<std::string>& pids) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   for (;;) {
     std::vector<std::string> left;
     for (const std::string& pid : pids)
       if (ProcessState(pid).runs()) left.push_back(pid);
-    if (left.empty() || std::chrono::steady_clock::now() >= end) return left;
+    if (left.empty() || std::chrono::steady_clock::now() >= end) {
+      for (const std::string& pid : left) kill(std::stoi(pid), SIGKILL);
+      return left;
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
