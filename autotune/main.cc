@@ -105,6 +105,7 @@ struct ExchangeCommand {
 }  // namespace
 
 int main(int argc, char** argv) {
+  end_with_launcher();
   CLI::App app{"Prepares bdcp's kernel caches and measures exchanges", "bdcp-autotune"};
   app.require_subcommand(1);
   app.footer("Exit codes: 0 ok, 2 usage, 3 invalid input, 4 the environment lacks something, 5 a check failed");

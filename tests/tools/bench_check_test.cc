@@ -8,6 +8,8 @@
 
 #include "bench/check.h"
 #include "bench/inputs.h"
+#include "bench/report.h"
+#include "bench/session.h"
 #include "bench/workload.h"
 #include "check/numbers.h"
 
@@ -250,6 +252,54 @@ TEST(BenchInputs, AreStandardNormal) {
   EXPECT_NEAR(squares / count, 1, 0.01);
   EXPECT_NEAR(static_cast<double>(beyond_two) / count, 0.0455, 0.003);
   EXPECT_NE(inputs.q, inputs.k);
+}
+
+TEST(BenchTime, HostLayersAreEvenAndFewWhereCallsAreLong) {
+  EXPECT_EQ(host_layers(0), 32);
+  EXPECT_EQ(host_layers(0.05), 32);
+  EXPECT_EQ(host_layers(9.0), 32);
+  EXPECT_EQ(host_layers(20.0), 14);  // 15 fit
+  EXPECT_EQ(host_layers(170.0), 4);
+  EXPECT_EQ(host_layers(1e9), 4);
+}
+
+TEST(BenchTime, WarmupIsShortWhereCallsAreLong) {
+  EXPECT_EQ(further_warmup(0, 1), 0);
+  EXPECT_EQ(further_warmup(2, 1), 0);
+  EXPECT_EQ(further_warmup(5, 0), 3);
+  EXPECT_EQ(further_warmup(5, 170), 3);
+  EXPECT_EQ(further_warmup(1000000, 170), 8);
+  EXPECT_EQ(further_warmup(5, 5000), 0);
+}
+
+TEST(BenchTime, MeanWaitIsOfCallsThatWereTimed) {
+  const auto reading = [](double forward, double backward, std::uint64_t untimed) {
+    ExposedExchange exposed;
+    exposed.forward_us = forward;
+    exposed.backward_us = backward;
+    exposed.untimed_waits = untimed;
+    return exposed;
+  };
+  const std::vector<ExposedExchange> readings = {reading(100, 7, 2), reading(110, 7, 2), reading(110, 8, 3),
+                                                 reading(140, 8, 3)};
+  EXPECT_EQ(mean_wait(readings, Direction::forward), 20.0);
+  EXPECT_EQ(mean_wait(readings, Direction::backward), 0.0);
+  EXPECT_EQ(mean_wait({reading(0, 0, 0), reading(5, 0, 1)}, Direction::forward), std::nullopt);
+}
+
+TEST(BenchReport, ExposedIsNullWhereNoCallWasTimed) {
+  Workload workload;
+  workload.cu_q = workload.cu_k = {0, 8};
+  Measurement line;
+  line.workload = &workload;
+  line.shape = shape_of(2, 1, 16, 16, DType::bf16);
+  line.world = 2;
+  line.timing = Timing{.ms = 1, .host_us = {}, .exposed_us = {}};
+  EXPECT_NE(to_json_line(line).find("\"exposed_us\":null"), std::string::npos);
+  line.timing->exposed_us = 1.5;
+  EXPECT_NE(to_json_line(line).find("\"exposed_us\":1.5"), std::string::npos);
+  line.world = 1;
+  EXPECT_EQ(to_json_line(line).find("exposed_us"), std::string::npos);
 }
 
 }  // namespace

@@ -1,15 +1,23 @@
 // bdcp-bench and bdcp-autotune with a process per rank, on the host: the exchange goes over sockets.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "autotune/spawn.h"
+#include "support/job.h"
 #include "support/run_program.h"
 
 namespace bdcp {
@@ -60,6 +68,15 @@ TEST_F(SpawnCli, AttentionIsCheckedAndTimedOverProcesses) {
       EXPECT_GT(line["exposed_us"], 0);
     }
   }
+}
+
+// Hours of calls, and ranks that took different numbers of them would wait for each other.
+TEST_F(SpawnCli, WarmupHasABound) {
+  const test::ProgramResult ran =
+      test::run_program("bdcp-bench", with(kAttention, {"--world", "2", "--lengths", "200", "--mode", "fwd",
+                                                        "--iters", "1", "--warmup", "1000000"}));
+  EXPECT_EQ(ran.exit_code, 0) << ran.err;
+  EXPECT_EQ(lines_of(ran.out).size(), 1u);
 }
 
 TEST_F(SpawnCli, NothingExposedAtWorldOne) {
@@ -135,6 +152,103 @@ TEST_F(SpawnCli, AutotuneNamesWhatIsWrong) {
                                           "--world", "2", "--sizes", "64", "--iters", "1"});
   EXPECT_EQ(nowhere.exit_code, 4);
   EXPECT_THAT(nowhere.err, HasSubstr("cannot be written"));
+}
+
+/// Of /proc/PID/stat: the name, and what follows it; empty if there is no such process.
+struct ProcessState {
+  std::string name, state;
+  pid_t parent = 0;
+  explicit ProcessState(const std::string& pid) {
+    std::ifstream in("/proc/" + pid + "/stat");
+    const std::string line{std::istreambuf_iterator<char>(in), {}};
+    const std::size_t open = line.find('('), close = line.rfind(')');
+    if (close == std::string::npos) return;
+    name = line.substr(open + 1, close - open - 1);
+    std::istringstream(line.substr(close + 1)) >> state >> parent;
+  }
+  /// Nobody may be there to collect an orphan.
+  bool runs() const { return !state.empty() && state != "Z" && state != "X"; }
+};
+
+std::vector<std::string> children_of(pid_t launcher) {
+  std::vector<std::string> children;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string pid = entry.path().filename();
+    if (pid.find_first_not_of("0123456789") == std::string::npos && ProcessState(pid).parent == launcher)
+      children.push_back(pid);
+  }
+  return children;
+}
+
+/// And kills them: a failing test leaves nothing behind.
+std::vector<std::string> running_after_two_seconds(const std::vector<std::string>& pids) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  for (;;) {
+    std::vector<std::string> left;
+    for (const std::string& pid : pids)
+      if (ProcessState(pid).runs()) left.push_back(pid);
+    if (left.empty() || std::chrono::steady_clock::now() >= end) {
+      for (const std::string& pid : left) kill(std::stoi(pid), SIGKILL);
+      return left;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+class SpawnEnds : public testing::TestWithParam<int> {};
+
+TEST_P(SpawnEnds, RanksEndWithTheirLauncher) {
+  test::Job job(1, with({BDCP_BINARY_DIR "/bin/bdcp-bench"},
+                        with(kAttention, {"--world", "2", "--random", "100000", "--max-tokens", "64"})));
+  ASSERT_TRUE(job.wait_for(0, "\"pass\":true")) << job.all_text();
+  const std::vector<std::string> ranks = children_of(job[0].pid);
+  ASSERT_EQ(ranks.size(), 2u);
+  for (const std::string& rank : ranks) EXPECT_EQ(ProcessState(rank).name, "bdcp-bench");
+  job.send_signal(0, GetParam());
+  EXPECT_THAT(running_after_two_seconds(ranks), testing::IsEmpty());
+  job.finish();
+  ASSERT_TRUE(WIFSIGNALED(job[0].status)) << job[0].status;
+  EXPECT_EQ(WTERMSIG(job[0].status), GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Signals, SpawnEnds, testing::Values(SIGKILL, SIGTERM, SIGINT, SIGHUP));
+
+// A rank that does not end when asked to, because it has been stopped.
+TEST(SpawnedRank, EndsThoughStopped) {
+  test::Job job(1, with({BDCP_BINARY_DIR "/bin/bdcp-bench"},
+                        with(kAttention, {"--world", "2", "--random", "100000", "--max-tokens", "64"})));
+  ASSERT_TRUE(job.wait_for(0, "\"pass\":true")) << job.all_text();
+  const std::vector<std::string> ranks = children_of(job[0].pid);
+  ASSERT_EQ(ranks.size(), 2u);
+  kill(std::stoi(ranks[1]), SIGSTOP);
+  job.send_signal(0, SIGTERM);
+  EXPECT_THAT(running_after_two_seconds(ranks), testing::IsEmpty());
+  job.finish();
+  EXPECT_TRUE(WIFSIGNALED(job[0].status) && WTERMSIG(job[0].status) == SIGTERM) << job[0].status;
+}
+
+TEST(SpawnedRank, DoesNotStartWithoutItsLauncher) {
+  for (const char* program : {"bdcp-bench", "bdcp-autotune"}) {
+    const test::ProgramResult ran = test::run_program(program, {"--help"}, {"BDCP_SPAWNED_BY=0"});
+    EXPECT_EQ(ran.exit_code, 4) << program;
+    EXPECT_EQ(ran.out, "");
+  }
+}
+
+TEST(SpawnedRank, TellsNobodyElse) {
+  const auto at_end = [] {
+    int number = -1;
+    prctl(PR_GET_PDEATHSIG, &number);
+    return number;
+  };
+  const int before = at_end();
+  autotune::end_with_launcher();
+  EXPECT_EQ(at_end(), before) << "this process is no rank";
+  setenv("BDCP_SPAWNED_BY", std::to_string(getppid()).c_str(), 1);
+  autotune::end_with_launcher();
+  EXPECT_EQ(at_end(), SIGKILL);
+  EXPECT_EQ(std::getenv("BDCP_SPAWNED_BY"), nullptr);
+  prctl(PR_SET_PDEATHSIG, before);
 }
 
 }  // namespace

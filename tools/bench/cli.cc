@@ -132,7 +132,9 @@ ParsedArgs parse_args(int argc, const char* const* argv) {
       attention.add_option("--iters", options.iters, "Timed calls, after a warm-up; the median counts")
           ->check(CLI::Range(1, 1000000))
           ->capture_default_str();
-  attention.add_option("--warmup", options.warmup, "Calls before the timed ones")
+  attention
+      .add_option("--warmup", options.warmup,
+                  "Calls before the timed ones; fewer, but two, where they take more than 1.5 s")
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
   attention.add_flag("--check", options.check,

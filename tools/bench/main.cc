@@ -58,6 +58,7 @@ int run(Request request) {
 }  // namespace bdcp::bench
 
 int main(int argc, char** argv) {
+  bdcp::autotune::end_with_launcher();
   const bdcp::bench::ParsedArgs args = bdcp::bench::parse_args(argc, argv);
   if (args.exit_code) return *args.exit_code;
   return bdcp::tools::run_tool("bdcp-bench", [&] { return bdcp::bench::run(args.request); });

@@ -61,7 +61,8 @@ std::string to_json_line(const Measurement& m) {
   line["deterministic"] = m.deterministic;
   line["iters"] = m.iters;
   if (m.timing && m.timing->host_us) line["host_us"] = rounded(*m.timing->host_us, 1e2);
-  if (m.timing && m.timing->exposed_us) line["exposed_us"] = rounded(*m.timing->exposed_us, 1e2);
+  if (m.timing && m.world > 1)
+    line["exposed_us"] = m.timing->exposed_us ? Json(rounded(*m.timing->exposed_us, 1e2)) : Json();
   if (m.begin_step_us) line["begin_step_us"] = rounded(*m.begin_step_us, 1e1);
   Json downgrades = Json::array();
   for (const Downgrade& downgrade : m.decision.downgrades) {

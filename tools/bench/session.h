@@ -31,9 +31,21 @@ struct Outputs {
 struct Timing {
   double ms = 0;
   std::optional<double> host_us;  ///< host time of one prepared call; GPU only
-  /// World > 1: how long a call waits for the exchange after its own work, the mean over calls in a row.
+  /// World > 1: how long a call that all ranks begin together waits for the exchange after its own work; the
+  /// mean over the calls, of the slowest rank. None where no call could be timed.
   std::optional<double> exposed_us;
 };
+
+/// How many calls in a row host time is taken over, by what one takes on the GPU: an even number, since two
+/// steps take turns, and few where calls are long.
+int host_layers(double gpu_ms);
+
+/// How many of `wanted` calls are left to warm up after two, by what the second took.
+int further_warmup(int wanted, double ms);
+
+/// The mean wait of a call in microseconds, by what its step said before the first call and after each. Calls
+/// with an untimed wait do not count; nullopt if none is left.
+std::optional<double> mean_wait(const std::vector<ExposedExchange>& readings, Direction direction);
 
 /// Not thread safe. The team's ranks in this process share the place; every process of a team does the same
 /// calls.
@@ -57,7 +69,7 @@ class Session {
   /// Of all ranks, on the leader. Gradients only if the session's shape prepares backward.
   Outputs download() const;
 
-  /// CUDA events on a GPU, wall clock on the host; `warmup` calls come first.
+  /// CUDA events on a GPU, wall clock on the host; `warmup` calls come first, fewer where they are long.
   Timing time(Direction direction, int iters, int warmup);
   /// Median host time of preparing the same step again, in microseconds.
   double time_begin_step(int iters);
@@ -78,8 +90,9 @@ class Session {
   std::vector<std::byte> download(Block Rank::*tensor) const;
   double gpu_ms(const Rank& rank, Direction direction, const Delay& delay) const;
   std::vector<double> slowest(int iters, const std::function<double(int local, const Team::Barrier&)>& sample);
-  double host_us(Direction direction);
-  double exposed_us(Direction direction, int calls);
+  void warm_up(Direction direction, int calls);
+  double host_us(Direction direction, int layers);
+  std::optional<double> exposed_us(Direction direction, int calls);
 
   const Runtime& runtime_;
   DocLayout layout_;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <mutex>
 
 #include "autotune/median.h"
@@ -18,9 +19,37 @@ double microseconds_since(Clock::time_point start) {
 }
 
 constexpr double kDelayMs = 2.0;
-constexpr int kLayers = 32, kHostRounds = 5;
+constexpr int kHostRounds = 5;
+constexpr double kMostHostMs = 1500, kFewestLayers = 4, kMostLayers = 32;  // of all rounds, and in each
+constexpr double kMostWarmupMs = 1500;
+
+/// How many calls fit.
+double fit(double budget_ms, double ms) { return budget_ms / std::max(ms, 1e-6); }
 
 }  // namespace
+
+int host_layers(double gpu_ms) {
+  const double layers = fit(kMostHostMs / kHostRounds, gpu_ms);
+  return static_cast<int>(std::clamp(layers, kFewestLayers, kMostLayers)) / 2 * 2;
+}
+
+int further_warmup(int wanted, double ms) {
+  return static_cast<int>(std::min<double>(std::max(wanted - 2, 0), fit(kMostWarmupMs, ms)));
+}
+
+std::optional<double> mean_wait(const std::vector<ExposedExchange>& readings, Direction direction) {
+  const auto waited = [&](const ExposedExchange& exposed) {
+    return direction == Direction::forward ? exposed.forward_us : exposed.backward_us;
+  };
+  double sum = 0;
+  int counted = 0;
+  for (std::size_t i = 1; i < readings.size(); ++i) {
+    if (readings[i].untimed_waits != readings[i - 1].untimed_waits) continue;
+    sum += waited(readings[i]) - waited(readings[i - 1]);
+    ++counted;
+  }
+  return counted > 0 ? std::optional(sum / counted) : std::nullopt;
+}
 
 /// Work that keeps a stream busy while the host enqueues what is timed. A copy of scattered 8-byte pieces of a
 /// small buffer: slow for its size, so it neither floods the command queue nor leaves much dirty data in the L2
@@ -72,7 +101,7 @@ double Session::gpu_ms(const Rank& rank, Direction direction, const Delay& delay
 
 std::vector<double> Session::slowest(int iters,
                                      const std::function<double(int, const Team::Barrier&)>& sample) {
-  std::vector<double> values(static_cast<std::size_t>(iters), 0.0);
+  std::vector<double> values(static_cast<std::size_t>(iters), std::numeric_limits<double>::lowest());
   std::mutex mutex;
   team_.run([&](int index, const Team::Barrier& barrier) {
     for (double& value : values) {
@@ -88,10 +117,7 @@ std::vector<double> Session::slowest(int iters,
 
 Timing Session::time(Direction direction, int iters, int warmup) {
   const auto rank_of = [&](int index) -> const Rank& { return ranks_[static_cast<std::size_t>(index)]; };
-  team_.run([&](int index, const Team::Barrier&) {
-    for (int i = 0; i < warmup; ++i) call(rank_of(index), *rank_of(index).step, direction);
-    finish(rank_of(index));
-  });
+  warm_up(direction, warmup);
   Timing timing;
   if (team_.world() > 1) timing.exposed_us = exposed_us(direction, iters);
   if (place_.memory.host()) {
@@ -107,11 +133,27 @@ Timing Session::time(Direction direction, int iters, int warmup) {
   timing.ms = median(slowest(iters, [&](int index, const Team::Barrier&) {
     return gpu_ms(rank_of(index), direction, *delays[static_cast<std::size_t>(index)]);
   }));
-  timing.host_us = host_us(direction);
+  timing.host_us = host_us(direction, host_layers(timing.ms));  // every rank has the same ms, so the same calls
   return timing;
 }
 
-double Session::host_us(Direction direction) {
+void Session::warm_up(Direction direction, int calls) {
+  const auto take = [&](int count) {
+    return slowest(1,
+                   [&](int index, const Team::Barrier&) {
+                     const Rank& rank = ranks_[static_cast<std::size_t>(index)];
+                     const Clock::time_point start = Clock::now();
+                     for (int i = 0; i < count; ++i) call(rank, *rank.step, direction);
+                     finish(rank);
+                     return microseconds_since(start) / 1e3;
+                   })
+        .front();
+  };
+  if (calls > 0) take(1);  // what is made once is no measure of a call
+  if (calls > 1) take(further_warmup(calls, take(1)));
+}
+
+double Session::host_us(Direction direction, int layers) {
   // A model alternates steps (pipeline stages, two attention types), so a cache of the last step must not help.
   team_.run([&](int index, const Team::Barrier&) {
     Rank& rank = ranks_[static_cast<std::size_t>(index)];
@@ -120,33 +162,32 @@ double Session::host_us(Direction direction) {
   return median(slowest(kHostRounds, [&](int index, const Team::Barrier&) {
     const Rank& rank = ranks_[static_cast<std::size_t>(index)];
     const Clock::time_point start = Clock::now();
-    for (int layer = 0; layer < kLayers; ++layer) {
+    for (int layer = 0; layer < layers; ++layer) {
       call(rank, layer % 2 == 0 ? *rank.step : *rank.twin, direction);
     }
-    const double per_call = microseconds_since(start) / kLayers;
+    const double per_call = microseconds_since(start) / layers;
     finish(rank);
     return per_call;
   }));
 }
 
-double Session::exposed_us(Direction direction, int calls) {
-  const auto waited = [&](const Rank& rank) {
-    const ExposedExchange exposed = rank.step->exposed_exchange();
-    return direction == Direction::forward ? exposed.forward_us : exposed.backward_us;
-  };
-  // Ranks that start apart wait for each other in the first call.
-  return slowest(1,
-                 [&](int index, const Team::Barrier& barrier) {
-                   const Rank& rank = ranks_[static_cast<std::size_t>(index)];
-                   call(rank, *rank.step, direction);
-                   finish(rank);
-                   barrier();
-                   const double before = waited(rank);
-                   for (int i = 0; i < calls; ++i) call(rank, *rank.step, direction);
-                   finish(rank);
-                   return (waited(rank) - before) / calls;
-                 })
-      .front();
+std::optional<double> Session::exposed_us(Direction direction, int calls) {
+  constexpr double kNone = -1;
+  const double us = slowest(1, [&](int index, const Team::Barrier& barrier) {
+                      const Rank& rank = ranks_[static_cast<std::size_t>(index)];
+                      call(rank, *rank.step, direction);
+                      finish(rank);
+                      std::vector<ExposedExchange> readings{rank.step->exposed_exchange()};
+                      for (int i = 0; i < calls; ++i) {
+                        // Else a rank also waits for those that are busy with the call before.
+                        barrier();
+                        call(rank, *rank.step, direction);
+                        finish(rank);
+                        readings.push_back(rank.step->exposed_exchange());
+                      }
+                      return mean_wait(readings, direction).value_or(kNone);
+                    }).front();
+  return us == kNone ? std::nullopt : std::optional(us);
 }
 
 double Session::time_begin_step(int iters) {
