@@ -143,7 +143,7 @@ struct HopperKeyProducer {
       slot.head = head;
       slot.phase = opened & 1;
       slot.skipped = hopper_shared().skipped;
-      if (slot.tile.sum_block < 0) hopper_shared().skipped += blocks_of(slot.tile) * slot.heads;
+      if (head >= 0 && slot.tile.sum_block < 0) hopper_shared().skipped += blocks_of(slot.tile) * slot.heads;
       barrier_arrive(full);
     }
     __syncwarp();

@@ -224,8 +224,8 @@ struct ForwardTile : RowTile<PortableForwardArgs> {
           load_block((turn + 1) % 2, block - kN);
         });
         __syncwarp();
-        // Nobody waits for the last block.
-        if (block > shared().tile.k_begin && lane() == 0) barrier_arrive(done());
+        // Nobody waits for the last two blocks.
+        if (block - kN > shared().tile.k_begin && lane() == 0) barrier_arrive(done());
       }
     } else {
       int stage = 0;

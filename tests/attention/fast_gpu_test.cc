@@ -43,6 +43,22 @@ TEST_P(FastGpu, MatchesOracle) {
 
 constexpr attention::Options kDeterministic{.deterministic = true};
 
+// Enough tiles for an item per K/V head, each of several q heads, long documents beside short ones.
+TEST_P(FastGpu, ManyTilesOfGroupedHeadsMatchTheOracle) {
+  std::vector<std::int64_t> lengths;
+  for (int i = 0; i < 7; ++i)
+    for (const std::int64_t length : {700, 3, 61, 129, 40}) lengths.push_back(length + i);
+  Case c;
+  c.layout = from_lengths(lengths, 5, "many");
+  for (const int dim : {64, 128}) {
+    c.shape = make_shape(16, 8, dim, DType::bf16);
+    const Data data = make_data(c);
+    const Expected expected = expected_of(c, data);
+    for (const bool deterministic : {false, true})
+      expect_results(c, expected, run_device(c, data, {.deterministic = deterministic}));
+  }
+}
+
 // Documents with more keys than a key tile and with fewer, square and not, rows without keys, padding.
 TEST_P(FastGpu, DeterministicMatchesOracle) {
   const std::pair<int, int> dims[] = {{128, 128}, {64, 64},   {40, 72},   {256, 256}, {96, 96},
@@ -187,13 +203,24 @@ TEST_P(FastGpu, DeterministicBitsBesideOtherWork) {
 // The bits of a document do not depend on what it is packed with.
 TEST_P(FastGpu, BatchInvariance) {
   const attention::Options options{.deterministic = true, .batch_invariant = true, .payload_f32 = true};
-  for (const std::int64_t length : {50, 300}) {  // one tile of keys, and several
+  struct Packed {
+    std::int64_t length;
+    CallShape shape;
+    std::vector<std::int64_t> before;
+  };
+  const CallShape narrow = make_shape(4, 1, 64, DType::bf16);
+  // One tile of keys, and several; at last beside so many tiles that an item per K/V head is enough for all
+  // SMs.
+  const Packed cases[] = {{50, narrow, {1, 7, 30, 64, 129}},
+                          {300, narrow, {1, 7, 30, 64, 129}},
+                          {300, make_shape(32, 16, 64, DType::bf16), {10000}}};
+  for (const auto& [length, shape, offsets] : cases) {
     Case alone;
     alone.layout = from_lengths({length}, 0, "alone");
-    alone.shape = make_shape(4, 1, 64, DType::bf16);
+    alone.shape = shape;
     const Data data = make_data(alone);
     const Outputs expected = run_device(alone, data, options);
-    for (const std::int64_t before : {1, 7, 30, 64, 129}) {
+    for (const std::int64_t before : offsets) {
       Case packed = alone;
       packed.layout = from_lengths({before, length, 13}, 2, "packed");
       Data all = make_data(packed);
