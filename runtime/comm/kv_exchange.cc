@@ -86,17 +86,27 @@ struct KvExchange::Impl {
     begin_timing(device, stream);
     device.record(before.get(), stream.handle);
     device.wait(transfer_stream, before.get());
-    try {
-      body(Lane{Stream::cuda(transfer_stream, stream.device), &device});
-    } catch (const Error&) {
-      // What was enqueued still touches the caller's buffers: later work on its stream must come after it.
-      device.record(after.get(), transfer_stream);
-      device.wait(stream.handle, after.get());
-      if (timed) options.meter->give_back(std::move(*std::exchange(timed, std::nullopt)));
-      throw;
-    }
+    Unfinished unfinished{*this, stream};
+    body(Lane{Stream::cuda(transfer_stream, stream.device), &device});
     device.record(timed ? timed->arrived.get() : after.get(), transfer_stream);
+    unfinished.open = false;
   }
+  /// What a transfer that fails has enqueued still touches the caller's buffers: later work on its stream must
+  /// come after it, whatever was thrown.
+  struct Unfinished {
+    Impl& impl;
+    Stream stream;
+    bool open = true;
+    ~Unfinished() {
+      if (!open) return;
+      try {
+        impl.options.device->record(impl.after.get(), impl.transfer_stream);
+        impl.options.device->wait(stream.handle, impl.after.get());
+        if (impl.timed) impl.options.meter->give_back(std::move(*std::exchange(impl.timed, std::nullopt)));
+      } catch (...) {  // the error that is on its way says more
+      }
+    }
+  };
   /// Events of a capture do not come about: what is captured goes untimed.
   void begin_timing(device::Device& device, Stream stream) {
     if (timed)

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <new>
 #include <thread>
 
 #include "comm/kv_exchange.h"
@@ -204,6 +205,26 @@ TEST_F(NcclPlane, ExposedTimeIsTakenWithoutAnybodyWaiting) {
   });
   EXPECT_TRUE(all_well(outcomes)) << describe(outcomes);
   EXPECT_EQ(calls("cuStreamSynchronize") + calls("cuEventSynchronize"), waits);
+}
+
+TEST_F(NcclPlane, AnyExceptionLeavesTheCallersStreamBehindWhatWasEnqueued) {
+  const DocLayout layout = DocLayout::from_lengths(std::vector<std::int64_t>{64}, {.world_size = 2});
+  const plan::GlobalPlan global = plan::make_global_plan(layout);
+  const CallShape shape{.heads_q = 1, .heads_kv = 1, .head_dim = 8, .dtype = DType::bf16, .backward = false};
+  const auto two = prepared();
+  const Communicator& comm = two[0];
+  comm::KvExchangeOptions options;
+  options.path = ExchangePath::halo;
+  options.device = device_of(comm);
+  comm::KvExchange exchange(comm.group(), global, plan::make_rank_plan(layout, global, 0), shape, options);
+  fake<void(void (*)())>("fake_nccl_on_group")([] { throw std::bad_alloc(); });
+  const int waits = calls("cuStreamWaitEvent");
+  const auto rows = TensorView::packed(reinterpret_cast<void*>(0x100000), DType::bf16, 32, 1, 8);
+  EXPECT_THROW(exchange.start_forward(rows, rows, {reinterpret_cast<void*>(0x200000), exchange.landing_bytes()},
+                                      lane(comm).stream),
+               std::bad_alloc);
+  hang(false);
+  EXPECT_EQ(calls("cuStreamWaitEvent") - waits, 2);  // the transfer for the caller, and the other way round
 }
 
 TEST_F(NcclPlane, WhatNcclDoesInTheBackgroundIsWaitedFor) {
