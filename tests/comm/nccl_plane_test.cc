@@ -237,6 +237,41 @@ TEST_F(NcclPlane, WhatNcclDoesInTheBackgroundIsWaitedFor) {
   EXPECT_TRUE(all_well(outcomes)) << describe(outcomes);
 }
 
+TEST_F(NcclPlane, CommunicatorsOfOneDeviceLaunchOneAfterTheOther) {
+  const auto one = prepared(), other = prepared();
+  busy(0, 300, 0);
+  const auto exchanges = [&](const std::vector<Communicator>& ranks) {
+    const Outcomes outcomes = run_ranks(ranks, [&](Communicator& comm) {
+      for (int i = 0; i < 20; ++i) exchange(comm);
+    });
+    EXPECT_TRUE(all_well(outcomes)) << describe(outcomes);
+  };
+  std::thread beside([&] { exchanges(other); });
+  exchanges(one);
+  beside.join();
+  EXPECT_EQ(count("during another launch"), 0);
+}
+
+TEST_F(NcclPlane, ALaunchThatLastsDoesNotKeepOtherCommunicatorsOut) {
+  const auto one = prepared(), other = prepared();
+  busy(0, 1 << 30, 0);
+  std::optional<Error> ended;
+  std::thread stuck([&] {
+    try {
+      exchange(one[0]);
+    } catch (const Error& error) {
+      ended = error;
+    }
+  });
+  const int groups = 2 * 2 * 2;  // which connect
+  EXPECT_TRUE(wait_for([&] { return count("ncclGroupEnd") > groups; }));
+  busy(0, 0, 0);
+  exchange(other[0]);
+  one[0].abort("a drill");
+  stuck.join();
+  EXPECT_TRUE(ended);
+}
+
 TEST_F(NcclPlane, TwoRanksOnOneDeviceAreRefused) {
   const Outcomes outcomes = run_ranks(ranks(), [&](Communicator& comm) {
     ASSERT_EQ(comm.group()->why_not(devices_[0].get()), "");
