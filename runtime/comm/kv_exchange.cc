@@ -210,7 +210,7 @@ void KvExchange::start_forward(ConstTensorView k, ConstTensorView v, BufferView 
   require_shape("k", k, layout.key_rows, layout.heads, layout.dim_k, layout.dtype);
   require_shape("v", v, layout.key_rows, layout.heads, layout.dim_v, layout.dtype);
   require_bytes("landing", landing, layout.landing_bytes);
-  if (!layout.moves_forward) return;
+  if (!layout.moves) return;
   const StridedRows own_k = rows_of(k), own_v = rows_of(v);
   const StridedRows all_k = rows_of(impl.packed(landing, 0, layout.dtype, layout.landing_rows, layout.dim_k));
   const StridedRows all_v =
@@ -237,7 +237,7 @@ void KvExchange::start_forward(ConstTensorView k, ConstTensorView v, BufferView 
 
 void KvExchange::finish_forward(Stream stream) {
   impl_->check_stream(stream);
-  if (impl_->layout.moves_forward) impl_->join(stream);
+  if (impl_->layout.moves) impl_->join(stream);
 }
 
 KvExchange::Partials KvExchange::partials(BufferView gradients) const {
@@ -254,7 +254,7 @@ void KvExchange::start_reduce(const Partials& own, BufferView gradients, Stream 
   const KvLayout& layout = impl.layout;
   impl.check_stream(stream);
   require_bytes("gradients", gradients, layout.gradient_bytes);
-  if (!layout.moves_backward) return;
+  if (!layout.moves) return;
   const StridedRows dk = rows_of(own.remote_dk), dv = rows_of(own.remote_dv);
   const StridedRows from_k =
       rows_of(impl.packed(gradients, layout.peers_dk, layout.payload, layout.shared_rows, layout.dim_k));
@@ -282,7 +282,7 @@ void KvExchange::finish_reduce(BufferView gradients, TensorView dk, TensorView d
   require_bytes("gradients", gradients, layout.gradient_bytes);
   require_shape("dk", dk, layout.key_rows, layout.heads, layout.dim_k, layout.dtype);
   require_shape("dv", dv, layout.key_rows, layout.heads, layout.dim_v, layout.dtype);
-  if (!layout.moves_backward) return;
+  if (!layout.moves) return;
   impl.join(stream);
   if (layout.shared_rows == 0) return;
   const PartialSum sum_k =
@@ -305,8 +305,7 @@ void KvExchange::reduce(const Partials& own, BufferView gradients, TensorView dk
   finish_reduce(gradients, dk, dv, stream);
 }
 
-bool KvExchange::moves_forward() const { return impl_->layout.moves_forward; }
-bool KvExchange::moves_backward() const { return impl_->layout.moves_backward; }
+bool KvExchange::moves() const { return impl_->layout.moves; }
 
 bool KvExchange::strided(ConstTensorView k, ConstTensorView v) { return !k.contiguous() || !v.contiguous(); }
 

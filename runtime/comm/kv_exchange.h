@@ -66,9 +66,9 @@ class KvExchange {
   void start_reduce(const Partials& partials, BufferView gradients, Stream stream);
   void finish_reduce(BufferView gradients, TensorView dk, TensorView dv, Stream stream);
 
-  /// Whether this rank sends or receives anything on the way there, and on the way back.
-  bool moves_forward() const;
-  bool moves_backward() const;
+  /// Whether any rank needs rows of another, the same on all of them: if not, start_forward and reduce move
+  /// nothing and wait for nobody.
+  bool moves() const;
   /// True if this call's strides needed more than contiguous copies (downgrade code "kv_strided").
   static bool strided(ConstTensorView k, ConstTensorView v);
   std::vector<std::shared_ptr<const jit::CompiledKernel>> kernels() const;
