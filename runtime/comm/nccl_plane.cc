@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -53,8 +54,9 @@ class NcclPlane final : public StreamPlane {
     void operator()() const;
   };
   void connect(device::Device& device, Deadline deadline);
+  /// `any`: body has operations for NCCL.
   template <class Body>
-  void run(Call call, const Lane& lane, const TransferBounds& bounds, const Body& body);
+  void run(Call call, bool any, const Lane& lane, const TransferBounds& bounds, const Body& body);
 
   ControlChannel& channel_;
   const Env env_;
@@ -174,7 +176,7 @@ void NcclPlane::connect(device::Device& device, Deadline deadline) {
 }
 
 template <class Body>
-void NcclPlane::run(Call call, const Lane& lane, const TransferBounds& bounds, const Body& body) {
+void NcclPlane::run(Call call, bool any, const Lane& lane, const TransferBounds& bounds, const Body& body) {
   require(comm_ && device_->facts().ordinal == lane.device->facts().ordinal, ErrorCode::internal,
           "the transport is not set up for this device");
   channel_.check();
@@ -186,7 +188,8 @@ void NcclPlane::run(Call call, const Lane& lane, const TransferBounds& bounds, c
     events = watch_->take_events();
     lane.device->record(events.started.get(), lane.stream.handle);
   }
-  comm_->enqueue(lane.stream.handle, std::cref(body), std::cref(wait));
+  // A rank without any still counts the transfer: the others may ask how far it is.
+  if (any) comm_->enqueue(lane.stream.handle, std::cref(body), std::cref(wait));
   if (!watched) return;
   lane.device->record(events.done.get(), lane.stream.handle);
   watch_->add(std::move(events), call, bounds);
@@ -202,15 +205,19 @@ void NcclPlane::exchange(std::span<const TransferOp> sends, std::span<const Tran
     require(send != sends.end(), ErrorCode::invalid_argument, "exchange: own rows are received but not sent");
     copy_on_device(*lane.device, lane.stream.handle, recv.rows, (send++)->rows);
   }
+  const auto travels = [&](const TransferOp& op) { return op.peer != own && op.rows.bytes() > 0; };
+  bool any = false;
   for (const auto ops : {sends, recvs})
-    for (const TransferOp& op : ops)
-      require(op.peer == own || op.rows.bytes() == 0 || op.rows.contiguous(), ErrorCode::internal,
-              "NCCL moves contiguous rows only");
-  run(Call::exchange_cuda, lane, bounds, [&](const NcclComm::Operations& operations) {
+    for (const TransferOp& op : ops) {
+      if (!travels(op)) continue;
+      any = true;
+      require(op.rows.contiguous(), ErrorCode::internal, "NCCL moves contiguous rows only");
+    }
+  run(Call::exchange_cuda, any, lane, bounds, [&](const NcclComm::Operations& operations) {
     for (const TransferOp& op : sends)
-      if (op.peer != own && op.rows.bytes() > 0) operations.send(op.rows.data, bytes_of(op.rows), op.peer);
+      if (travels(op)) operations.send(op.rows.data, bytes_of(op.rows), op.peer);
     for (const TransferOp& op : recvs)
-      if (op.peer != own && op.rows.bytes() > 0) operations.recv(op.rows.data, bytes_of(op.rows), op.peer);
+      if (travels(op)) operations.recv(op.rows.data, bytes_of(op.rows), op.peer);
   });
 }
 
@@ -222,7 +229,8 @@ void NcclPlane::all_gather(std::span<const GatherOp> ops, const Lane& lane, cons
   for (const GatherOp& op : ops)
     if (op.own.bytes() > 0 && !op.own.contiguous())
       copy_on_device(*lane.device, lane.stream.handle, own_place(op), op.own);
-  run(Call::gather_cuda, lane, bounds, [&](const NcclComm::Operations& operations) {
+  const bool any = std::any_of(ops.begin(), ops.end(), [](const GatherOp& op) { return op.own.bytes() > 0; });
+  run(Call::gather_cuda, any, lane, bounds, [&](const NcclComm::Operations& operations) {
     for (const GatherOp& op : ops) {
       if (op.own.bytes() == 0) continue;
       const StridedRows from = op.own.contiguous() ? op.own : own_place(op);

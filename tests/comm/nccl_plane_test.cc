@@ -145,7 +145,7 @@ TEST_F(NcclPlane, CallsComeInOrder) {
     std::byte* const memory = reinterpret_cast<std::byte*>(0x20000);
     const comm::GatherOp op{{memory, 4, 1, 16, 16, 16}, {memory, 8, 1, 16, 16, 16}};
     comm.group()->all_gather({&op, 1}, lane(comm), {});
-    comm.group()->exchange({}, {}, lane(comm), {});
+    comm.group()->exchange({}, {}, lane(comm), {});  // not NCCL's business
     EXPECT_EQ(comm.group()->transport(device_of(comm).get()), "nccl 2.28.9");
     EXPECT_EQ(comm.group()->transport(nullptr), "sockets");
     EXPECT_TRUE(comm.group()->contiguous_only(device_of(comm).get()));
@@ -158,6 +158,7 @@ TEST_F(NcclPlane, CallsComeInOrder) {
   EXPECT_EQ(log(0),
             "init\ngroup: gather 256, \ngroup: send 256 to 1, recv 256 from 1, \n"
             "group: send 64 to 1, recv 64 from 1, \ngroup: gather 64, \nfinalize\ndestroy\n");
+  EXPECT_EQ(count("ncclGroupStart"), 2 * 4);
   EXPECT_EQ(count("ncclCommAbort"), 0);
 }
 
@@ -336,6 +337,16 @@ TEST_F(NcclPlane, ARankThatDoesNotStartIsNamed) {
     expect_failure(comm, ErrorCode::timeout, "rank 1 did not start transfer 2");
     EXPECT_EQ(failure_of(comm)->origin_rank(), 1);
   }
+}
+
+TEST_F(NcclPlane, ARankWithNothingToMoveCountsTheTransfer) {
+  const auto two = prepared();
+  hang(true);
+  EXPECT_TRUE(all_well(run_ranks(two, [&](Communicator& comm) {
+    if (comm.rank() == 0) return exchange(comm, {.start_s = 0.4, .run_s = 30});
+    comm.group()->exchange({}, {}, lane(comm), {});
+  })));
+  EXPECT_FALSE(failure_of(two[0], 0.8));
 }
 
 TEST_F(NcclPlane, TheClockRunsOnlyOnceAllStreamsAreThere) {
