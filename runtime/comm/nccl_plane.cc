@@ -87,18 +87,27 @@ std::string NcclPlane::describe() const {
 /// Rank 0's id, and a check that no device serves two ranks, which NCCL would refuse less clearly.
 std::vector<std::string> NcclPlane::introduce(device::Device& device, const nccl::UniqueId& id,
                                               Deadline deadline) {
+  const std::string place = fmt::format("device {} of process {} on {}", device.facts().ordinal, getpid(),
+                                        channel_.membership().hosts[static_cast<std::size_t>(rank())]);
+  // Processes number the devices they see: only the UUID tells that two of them mean the same one.
+  const std::string& uuid = device.facts().uuid;
   std::string payload(id.internal, sizeof id.internal);
-  payload += fmt::format("device {} of process {} on {}", device.facts().ordinal, getpid(),
-                         channel_.membership().hosts[static_cast<std::size_t>(rank())]);
+  payload += (uuid.empty() ? place : "GPU " + uuid) + "\n" + place;
   auto payloads = channel_.meet(Channel::frames, Call::transport, std::move(payload), deadline);
+  const auto device_of = [&](std::size_t r) {
+    return payloads[r].substr(sizeof id.internal,
+                              payloads[r].find('\n', sizeof id.internal) - sizeof id.internal);
+  };
+  const auto place_of = [&](std::size_t r) {
+    return payloads[r].substr(payloads[r].find('\n', sizeof id.internal) + 1);
+  };
   for (std::size_t a = 0; a < payloads.size(); ++a)
     for (std::size_t b = a + 1; b < payloads.size(); ++b)
-      require(payloads[a].substr(sizeof id.internal) != payloads[b].substr(sizeof id.internal),
-              ErrorCode::invalid_argument, [&] {
-                return fmt::format(
-                    "group '{}': ranks {} and {} both run on {}; each rank needs a device of its own",
-                    channel_.membership().name, a, b, payloads[a].substr(sizeof id.internal));
-              });
+      require(device_of(a) != device_of(b), ErrorCode::invalid_argument, [&] {
+        return fmt::format(
+            "group '{}': ranks {} and {} both run on {} ({}; {}); each rank needs a device of its own",
+            channel_.membership().name, a, b, device_of(a), place_of(a), place_of(b));
+      });
   return payloads;
 }
 

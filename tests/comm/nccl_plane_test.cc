@@ -274,13 +274,34 @@ TEST_F(NcclPlane, ALaunchThatLastsDoesNotKeepOtherCommunicatorsOut) {
 }
 
 TEST_F(NcclPlane, TwoRanksOnOneDeviceAreRefused) {
+  for (const bool uuids : {true, false}) {
+    if (!uuids) hide("cuDeviceGetUuid");
+    const auto first = device(0);
+    const Outcomes outcomes = run_ranks(ranks(), [&](Communicator& comm) {
+      ASSERT_EQ(comm.group()->why_not(first.get()), "");
+      comm.group()->prepare(first, deadline_in(30));
+    });
+    for (const auto& outcome : outcomes) {
+      ASSERT_TRUE(outcome);
+      EXPECT_THAT(outcome->message(), HasSubstr(uuids ? "ranks 0 and 1 both run on GPU a0a1a2a3-"
+                                                      : "ranks 0 and 1 both run on device 0 of process "));
+    }
+  }
+  EXPECT_EQ(count("ncclCommInitRankConfig"), 0);
+}
+
+TEST_F(NcclPlane, TwoNumbersOfOneGpuAreRefused) {
+  call<void()>("fake_one_gpu")();
   const Outcomes outcomes = run_ranks(ranks(), [&](Communicator& comm) {
-    ASSERT_EQ(comm.group()->why_not(devices_[0].get()), "");
-    comm.group()->prepare(devices_[0], deadline_in(30));
+    const auto own = device(comm.rank());
+    ASSERT_EQ(comm.group()->why_not(own.get()), "");
+    comm.group()->prepare(own, deadline_in(30));
   });
   for (const auto& outcome : outcomes) {
     ASSERT_TRUE(outcome);
-    EXPECT_THAT(outcome->message(), HasSubstr("ranks 0 and 1 both run on device 0"));
+    EXPECT_THAT(outcome->message(),
+                testing::AllOf(HasSubstr("ranks 0 and 1 both run on GPU a0a1a2a3-"),
+                               HasSubstr("(device 0 of process "), HasSubstr("; device 1 of process ")));
   }
   EXPECT_EQ(count("ncclCommInitRankConfig"), 0);
 }

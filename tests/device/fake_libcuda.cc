@@ -25,6 +25,7 @@ struct State {
   std::map<std::string, CUresult> fails;  // function -> what it returns
   std::map<std::string, int> calls;
   std::string hidden;
+  bool one_gpu = false;  // all devices are
   int retained = 0;
   CUdeviceptr next_address = 0x2000;
   std::uintptr_t next_stream = 0;
@@ -114,6 +115,11 @@ FAKE(cuDeviceGetAttribute, int* value, CUdevice_attribute which, CUdevice device
       *value = 1000 + static_cast<int>(which);
   }
   return enter("cuDeviceGetAttribute");
+}
+FAKE(cuDeviceGetUuid, CUuuid* uuid, CUdevice device) {
+  for (std::size_t i = 0; i < sizeof uuid->bytes; ++i)
+    uuid->bytes[i] = static_cast<char>(0xa0 + i + (state.one_gpu ? 0 : 16 * static_cast<unsigned>(device)));
+  return enter("cuDeviceGetUuid");
 }
 FAKE(cuDeviceTotalMem, std::size_t* bytes, CUdevice) {
   *bytes = 1u << 30;
@@ -274,6 +280,7 @@ void* find(const std::string& name) {
   KNOWN(cuDeviceGet)
   KNOWN(cuDeviceGetName)
   KNOWN(cuDeviceGetAttribute)
+  KNOWN(cuDeviceGetUuid)
   KNOWN(cuDeviceTotalMem)
   KNOWN(cuDevicePrimaryCtxRetain)
   KNOWN(cuDevicePrimaryCtxRelease)
@@ -334,6 +341,8 @@ extern "C" void fake_fail(const char* function, int result) {
   state.fails[function] = static_cast<CUresult>(result);
 }
 extern "C" void fake_hide(const char* function) { state.hidden = function; }
+/// All devices say that they are the same GPU, as those of several processes may be.
+extern "C" void fake_one_gpu() { state.one_gpu = true; }
 extern "C" void fake_hold_events(int on) { hold = on != 0; }
 extern "C" void fake_finish_events() {
   const std::lock_guard lock(mutex);
