@@ -51,6 +51,7 @@ struct KvExchange::Impl {
   // Lists of one call, kept so that a call allocates nothing; `busy` guards them.
   std::atomic<bool> busy = false;
   std::vector<TransferOp> sends, recvs;
+  bool unjoined = false;                       // a transfer was started, and no stream waits for it yet
   std::optional<ExposureMeter::Events> timed;  // the transfer that is under way, unless nobody times it
   Direction within = Direction::forward;
 
@@ -90,6 +91,7 @@ struct KvExchange::Impl {
     body(Lane{Stream::cuda(transfer_stream, stream.device), &device});
     device.record(timed ? timed->arrived.get() : after.get(), transfer_stream);
     unfinished.open = false;
+    unjoined = true;
   }
   /// What a transfer that fails has enqueued still touches the caller's buffers: later work on its stream must
   /// come after it, whatever was thrown.
@@ -102,6 +104,7 @@ struct KvExchange::Impl {
       try {
         impl.options.device->record(impl.after.get(), impl.transfer_stream);
         impl.options.device->wait(stream.handle, impl.after.get());
+        impl.unjoined = false;
         if (impl.timed) impl.options.meter->give_back(std::move(*std::exchange(impl.timed, std::nullopt)));
       } catch (...) {  // the error that is on its way says more
       }
@@ -116,12 +119,12 @@ struct KvExchange::Impl {
     if (!timed) options.exposed->miss();
   }
   void join(Stream stream) {
-    if (!on_device()) return;
+    if (!unjoined) return;  // also on the host, where it is complete
     device::Device& device = *options.device;
-    if (!timed) return device.wait(stream.handle, after.get());
-    device.record(timed->ready.get(), stream.handle);
-    device.wait(stream.handle, timed->arrived.get());
-    options.meter->add(std::move(*std::exchange(timed, std::nullopt)), within, options.exposed);
+    if (timed) device.record(timed->ready.get(), stream.handle);
+    device.wait(stream.handle, timed ? timed->arrived.get() : after.get());
+    unjoined = false;
+    if (timed) options.meter->add(std::move(*std::exchange(timed, std::nullopt)), within, options.exposed);
   }
 
   TensorView packed(BufferView buffer, std::size_t offset, DType dtype, std::int64_t rows, int dim) const {

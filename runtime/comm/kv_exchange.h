@@ -46,7 +46,8 @@ class KvExchange {
   ConstTensorView remote_v(BufferView landing) const;
   /// Starts the transfers; work before this call on `stream` is seen. Host: complete on return.
   /// CUDA: runs on the group's transfer stream; finish_forward makes `stream` wait for it, and for the peers'
-  /// copies out of k and v. One pair of calls at a time. `within`: the call that the wait counts for.
+  /// copies out of k and v, once for all that was started. One pair of calls at a time. `within`: the call that
+  /// the wait counts for.
   void start_forward(ConstTensorView k, ConstTensorView v, BufferView landing, Stream stream,
                      Direction within = Direction::forward);
   void finish_forward(Stream stream);

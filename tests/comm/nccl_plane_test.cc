@@ -208,6 +208,38 @@ TEST_F(NcclPlane, ExposedTimeIsTakenWithoutAnybodyWaiting) {
   EXPECT_EQ(calls("cuStreamSynchronize") + calls("cuEventSynchronize"), waits);
 }
 
+TEST_F(NcclPlane, ATransferIsWaitedForOnce) {
+  const DocLayout layout = DocLayout::from_lengths(std::vector<std::int64_t>{64}, {.world_size = 2});
+  const plan::GlobalPlan global = plan::make_global_plan(layout);
+  const CallShape shape{.heads_q = 1, .heads_kv = 1, .head_dim = 8, .dtype = DType::bf16, .backward = false};
+  const auto two = prepared();
+  const Communicator& comm = two[1];  // the last rank sums nothing
+  for (const bool timed : {false, true}) {
+    comm::KvExchangeOptions options;
+    options.path = ExchangePath::halo;
+    options.device = device_of(comm);
+    if (timed) options.meter = std::make_shared<comm::ExposureMeter>(options.device);
+    options.exposed = std::make_shared<comm::ExposedTime>();
+    comm::KvExchange exchange(comm.group(), global, plan::make_rank_plan(layout, global, 1), shape, options);
+    const Stream stream = lane(comm).stream;
+    const auto rows = TensorView::packed(reinterpret_cast<void*>(0x100000), DType::bf16, 32, 1, 8);
+    const BufferView landing{reinterpret_cast<void*>(0x200000), exchange.landing_bytes()};
+    const BufferView gradients{reinterpret_cast<void*>(0x300000), exchange.gradient_bytes()};
+    const int waits = calls("cuStreamWaitEvent");
+    const auto waited = [&] { return calls("cuStreamWaitEvent") - waits; };
+    exchange.start_forward(rows, rows, landing, stream);
+    EXPECT_EQ(waited(), 1);  // the transfer, for its caller
+    exchange.finish_forward(stream);
+    exchange.finish_forward(stream);
+    EXPECT_EQ(waited(), 2);
+    exchange.start_forward(rows, rows, landing, stream);
+    exchange.start_reduce(exchange.partials(gradients), gradients, stream);
+    exchange.finish_forward(stream);
+    exchange.finish_reduce(gradients, rows, rows, stream);
+    EXPECT_EQ(waited(), 5);  // two transfers, one join
+  }
+}
+
 TEST_F(NcclPlane, AnyExceptionLeavesTheCallersStreamBehindWhatWasEnqueued) {
   const DocLayout layout = DocLayout::from_lengths(std::vector<std::int64_t>{64}, {.world_size = 2});
   const plan::GlobalPlan global = plan::make_global_plan(layout);
