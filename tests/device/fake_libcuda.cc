@@ -126,11 +126,13 @@ FAKE(cuDeviceTotalMem, std::size_t* bytes, CUdevice) {
   return enter("cuDeviceTotalMem");
 }
 FAKE(cuDevicePrimaryCtxRetain, CUcontext* context, CUdevice) {
+  const std::lock_guard lock(mutex);
   ++state.retained;
   *context = kPrimary;
   return enter("cuDevicePrimaryCtxRetain");
 }
 FAKE(cuDevicePrimaryCtxRelease, CUdevice) {
+  const std::lock_guard lock(mutex);
   --state.retained;
   return enter("cuDevicePrimaryCtxRelease");
 }
@@ -333,11 +335,13 @@ extern "C" CUresult fake_get_proc_address(const char* name, void** function, int
 
 // For the tests.
 extern "C" void fake_reset() {
+  const std::lock_guard lock(mutex);
   state = {};
   stack.clear();
   mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 }
 extern "C" void fake_fail(const char* function, int result) {
+  const std::lock_guard lock(mutex);
   state.fails[function] = static_cast<CUresult>(result);
 }
 extern "C" void fake_hide(const char* function) { state.hidden = function; }
@@ -366,7 +370,10 @@ extern "C" int fake_launched_twice() {
       return -1;
   return static_cast<int>(all.size());
 }
-extern "C" int fake_calls(const char* function) { return state.calls[function]; }
+extern "C" int fake_calls(const char* function) {
+  const std::lock_guard lock(mutex);
+  return state.calls[function];
+}
 extern "C" int fake_retained() { return state.retained; }
 extern "C" int fake_smem() { return state.smem; }
 extern "C" int fake_early() { return state.early; }
