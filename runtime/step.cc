@@ -100,8 +100,10 @@ void refuse_capture(const Step::Impl& step, Stream stream) {
   });
 }
 
-void report_strides(Step::Impl& step, const ConstTensorView& k, const ConstTensorView& v) {
-  const bool sends = step.decision.path == ExchangePath::allgather || !step.plan.sends.empty();
+void report_strides(Step::Impl& step, const comm::KvExchange& exchange, const ConstTensorView& k,
+                    const ConstTensorView& v) {
+  const bool sends =
+      step.decision.path == ExchangePath::allgather ? exchange.moves() : !step.plan.sends.empty();
   if (!sends || !comm::KvExchange::strided(k, v) || step.strided_reported.exchange(true)) return;
   const Downgrade strided{"contiguous", "strided", "kv_strided",
                           "K/V rows are not contiguous: the exchange copies them row by row, not in one range",
@@ -135,11 +137,11 @@ void Step::forward(const ForwardArgs& a, Stream stream) const {
       check_buffer("kept_kv", a.kept_kv, ps.sizes.kept_kv);
       const BufferView landing = step.keep_kv() ? a.kept_kv : piece(a.workspace, 0, ps.landing);
       offset = step.keep_kv() ? 0 : ps.landing;
-      report_strides(step, a.k, a.v);
+      report_strides(step, *ps.exchange, a.k, a.v);
       step.comm.group()->ledger().record(step.number, Direction::forward, step.forward_calls);
       transfers.emplace(*ps.exchange, stream, Direction::forward);
       transfers->start(a.k, a.v, landing);
-      if (ps.exchange->moves_forward()) call.sm_margin = step.sm_margin;
+      if (ps.exchange->moves()) call.sm_margin = step.sm_margin;
       call.remote_k = ps.exchange->remote_k(landing);
       call.remote_v = ps.exchange->remote_v(landing);
     }
@@ -214,8 +216,7 @@ void Step::backward(const BackwardArgs& a, Stream stream) const {
         ps.attention->backward(call, attention::Part::remote, stream);
       }
       transfers->start_reduce(partials, gradients);
-      const bool fetching = step.plan.remote_len == 0 && !step.keep_kv() && ps.exchange->moves_forward();
-      if (fetching || ps.exchange->moves_backward()) call.sm_margin = step.sm_margin;
+      if (ps.exchange->moves()) call.sm_margin = step.sm_margin;
     }
     ps.attention->backward(call, attention::Part::local, stream);
     if (ps.exchange) transfers->finish_reduce(gradients, a.dk, a.dv);

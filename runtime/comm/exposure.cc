@@ -10,6 +10,7 @@ namespace bdcp::comm {
 namespace {
 
 constexpr std::size_t kMostPairs = 256;  // three waits of each layer of a large model
+constexpr std::size_t kLooks = 4;        // of the oldest waits by a call; those of one stream end in order
 
 }  // namespace
 
@@ -27,7 +28,7 @@ void ExposedTime::miss() {
 
 std::optional<ExposureMeter::Events> ExposureMeter::take() {
   std::lock_guard lock(mutex_);
-  if (free_.empty() && made_ == kMostPairs) read_locked();
+  if (free_.empty() && made_ == kMostPairs) read_locked(kLooks);
   if (free_.empty()) {
     if (made_ == kMostPairs) return std::nullopt;
     Events made{device_->create_event(/*timing=*/true), device_->create_event(/*timing=*/true)};
@@ -51,13 +52,13 @@ void ExposureMeter::give_back(Events events) {
 
 void ExposureMeter::read() {
   std::lock_guard lock(mutex_);
-  read_locked();
+  read_locked(pending_.size());
 }
 
-void ExposureMeter::read_locked() {
+void ExposureMeter::read_locked(std::size_t most) {
   const device::RelaxedCaptures relaxed(device_->driver());
   // Streams differ in pace: one that is behind must not hide those that are done.
-  for (auto wait = pending_.begin(); wait != pending_.end();) {
+  for (auto wait = pending_.begin(); wait != pending_.end() && most > 0; --most) {
     try {
       if (!device_->done(wait->events.ready.get()) || !device_->done(wait->events.arrived.get())) {
         ++wait;

@@ -64,7 +64,8 @@ class ExposureMeter {
     Direction direction;
     std::shared_ptr<ExposedTime> sum;
   };
-  void read_locked();
+  /// Looks at the `most` oldest waits.
+  void read_locked(std::size_t most);
 
   const std::shared_ptr<device::Device> device_;
   std::mutex mutex_;  // guards what follows

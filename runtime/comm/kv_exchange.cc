@@ -51,6 +51,7 @@ struct KvExchange::Impl {
   // Lists of one call, kept so that a call allocates nothing; `busy` guards them.
   std::atomic<bool> busy = false;
   std::vector<TransferOp> sends, recvs;
+  bool unjoined = false;                       // a transfer was started, and no stream waits for it yet
   std::optional<ExposureMeter::Events> timed;  // the transfer that is under way, unless nobody times it
   Direction within = Direction::forward;
 
@@ -86,17 +87,29 @@ struct KvExchange::Impl {
     begin_timing(device, stream);
     device.record(before.get(), stream.handle);
     device.wait(transfer_stream, before.get());
-    try {
-      body(Lane{Stream::cuda(transfer_stream, stream.device), &device});
-    } catch (const Error&) {
-      // What was enqueued still touches the caller's buffers: later work on its stream must come after it.
-      device.record(after.get(), transfer_stream);
-      device.wait(stream.handle, after.get());
-      if (timed) options.meter->give_back(std::move(*std::exchange(timed, std::nullopt)));
-      throw;
-    }
+    Unfinished unfinished{*this, stream};
+    body(Lane{Stream::cuda(transfer_stream, stream.device), &device});
     device.record(timed ? timed->arrived.get() : after.get(), transfer_stream);
+    unfinished.open = false;
+    unjoined = true;
   }
+  /// What a transfer that fails has enqueued still touches the caller's buffers: later work on its stream must
+  /// come after it, whatever was thrown.
+  struct Unfinished {
+    Impl& impl;
+    Stream stream;
+    bool open = true;
+    ~Unfinished() {
+      if (!open) return;
+      try {
+        impl.options.device->record(impl.after.get(), impl.transfer_stream);
+        impl.options.device->wait(stream.handle, impl.after.get());
+        impl.unjoined = false;
+        if (impl.timed) impl.options.meter->give_back(std::move(*std::exchange(impl.timed, std::nullopt)));
+      } catch (...) {  // the error that is on its way says more
+      }
+    }
+  };
   /// Events of a capture do not come about: what is captured goes untimed.
   void begin_timing(device::Device& device, Stream stream) {
     if (timed)
@@ -106,12 +119,12 @@ struct KvExchange::Impl {
     if (!timed) options.exposed->miss();
   }
   void join(Stream stream) {
-    if (!on_device()) return;
+    if (!unjoined) return;  // also on the host, where it is complete
     device::Device& device = *options.device;
-    if (!timed) return device.wait(stream.handle, after.get());
-    device.record(timed->ready.get(), stream.handle);
-    device.wait(stream.handle, timed->arrived.get());
-    options.meter->add(std::move(*std::exchange(timed, std::nullopt)), within, options.exposed);
+    if (timed) device.record(timed->ready.get(), stream.handle);
+    device.wait(stream.handle, timed ? timed->arrived.get() : after.get());
+    unjoined = false;
+    if (timed) options.meter->add(std::move(*std::exchange(timed, std::nullopt)), within, options.exposed);
   }
 
   TensorView packed(BufferView buffer, std::size_t offset, DType dtype, std::int64_t rows, int dim) const {
@@ -200,7 +213,7 @@ void KvExchange::start_forward(ConstTensorView k, ConstTensorView v, BufferView 
   require_shape("k", k, layout.key_rows, layout.heads, layout.dim_k, layout.dtype);
   require_shape("v", v, layout.key_rows, layout.heads, layout.dim_v, layout.dtype);
   require_bytes("landing", landing, layout.landing_bytes);
-  if (!layout.moves_forward) return;
+  if (!layout.moves) return;
   const StridedRows own_k = rows_of(k), own_v = rows_of(v);
   const StridedRows all_k = rows_of(impl.packed(landing, 0, layout.dtype, layout.landing_rows, layout.dim_k));
   const StridedRows all_v =
@@ -227,7 +240,7 @@ void KvExchange::start_forward(ConstTensorView k, ConstTensorView v, BufferView 
 
 void KvExchange::finish_forward(Stream stream) {
   impl_->check_stream(stream);
-  if (impl_->layout.moves_forward) impl_->join(stream);
+  if (impl_->layout.moves) impl_->join(stream);
 }
 
 KvExchange::Partials KvExchange::partials(BufferView gradients) const {
@@ -244,7 +257,7 @@ void KvExchange::start_reduce(const Partials& own, BufferView gradients, Stream 
   const KvLayout& layout = impl.layout;
   impl.check_stream(stream);
   require_bytes("gradients", gradients, layout.gradient_bytes);
-  if (!layout.moves_backward) return;
+  if (!layout.moves) return;
   const StridedRows dk = rows_of(own.remote_dk), dv = rows_of(own.remote_dv);
   const StridedRows from_k =
       rows_of(impl.packed(gradients, layout.peers_dk, layout.payload, layout.shared_rows, layout.dim_k));
@@ -272,7 +285,7 @@ void KvExchange::finish_reduce(BufferView gradients, TensorView dk, TensorView d
   require_bytes("gradients", gradients, layout.gradient_bytes);
   require_shape("dk", dk, layout.key_rows, layout.heads, layout.dim_k, layout.dtype);
   require_shape("dv", dv, layout.key_rows, layout.heads, layout.dim_v, layout.dtype);
-  if (!layout.moves_backward) return;
+  if (!layout.moves) return;
   impl.join(stream);
   if (layout.shared_rows == 0) return;
   const PartialSum sum_k =
@@ -295,8 +308,7 @@ void KvExchange::reduce(const Partials& own, BufferView gradients, TensorView dk
   finish_reduce(gradients, dk, dv, stream);
 }
 
-bool KvExchange::moves_forward() const { return impl_->layout.moves_forward; }
-bool KvExchange::moves_backward() const { return impl_->layout.moves_backward; }
+bool KvExchange::moves() const { return impl_->layout.moves; }
 
 bool KvExchange::strided(ConstTensorView k, ConstTensorView v) { return !k.contiguous() || !v.contiguous(); }
 

@@ -46,7 +46,8 @@ class KvExchange {
   ConstTensorView remote_v(BufferView landing) const;
   /// Starts the transfers; work before this call on `stream` is seen. Host: complete on return.
   /// CUDA: runs on the group's transfer stream; finish_forward makes `stream` wait for it, and for the peers'
-  /// copies out of k and v. One pair of calls at a time. `within`: the call that the wait counts for.
+  /// copies out of k and v, once for all that was started. One pair of calls at a time. `within`: the call that
+  /// the wait counts for.
   void start_forward(ConstTensorView k, ConstTensorView v, BufferView landing, Stream stream,
                      Direction within = Direction::forward);
   void finish_forward(Stream stream);
@@ -66,9 +67,9 @@ class KvExchange {
   void start_reduce(const Partials& partials, BufferView gradients, Stream stream);
   void finish_reduce(BufferView gradients, TensorView dk, TensorView dv, Stream stream);
 
-  /// Whether this rank sends or receives anything on the way there, and on the way back.
-  bool moves_forward() const;
-  bool moves_backward() const;
+  /// Whether any rank needs rows of another, the same on all of them: if not, start_forward and reduce move
+  /// nothing and wait for nobody.
+  bool moves() const;
   /// True if this call's strides needed more than contiguous copies (downgrade code "kv_strided").
   static bool strided(ConstTensorView k, ConstTensorView v);
   std::vector<std::shared_ptr<const jit::CompiledKernel>> kernels() const;

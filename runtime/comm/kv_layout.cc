@@ -41,11 +41,9 @@ void add_neighbours(const plan::GlobalPlan& global, const plan::RankPlan& plan, 
 
 void lay_out_forward(const plan::GlobalPlan& global, const plan::RankPlan& plan, bool packs, KvLayout& layout) {
   layout.landing_rows = layout.remote_len = plan.remote_len;
-  layout.moves_forward = !global.edges.empty();
   if (layout.path == ExchangePath::allgather) {
     layout.landing_rows = global.local_len * global.world;
     layout.remote_begin = plan.range.s_first;  // the landing is indexed by packed-sequence position
-    layout.moves_forward = global.world > 1;
   } else if (layout.path == ExchangePath::halo) {
     add_neighbours(global, plan, layout);
   } else {
@@ -67,8 +65,7 @@ void lay_out_forward(const plan::GlobalPlan& global, const plan::RankPlan& plan,
   layout.landing_bytes = carver.end();
 }
 
-void lay_out_backward(const plan::GlobalPlan& global, const plan::RankPlan& plan, KvLayout& layout) {
-  layout.moves_backward = !global.edges.empty();
+void lay_out_backward(const plan::RankPlan& plan, KvLayout& layout) {
   layout.shared_begin = plan.shared_begin;
   layout.shared_rows = plan.key_rows - plan.shared_begin;
   for (const plan::Edge& edge : plan.recvs)
@@ -116,8 +113,9 @@ KvLayout make_kv_layout(const plan::GlobalPlan& global, const plan::RankPlan& pl
   layout.dtype = shape.dtype;
   layout.payload = payload_f32 ? DType::f32 : shape.dtype;
   layout.key_rows = plan.key_rows;
+  layout.moves = !global.edges.empty();
   lay_out_forward(global, plan, packs, layout);
-  lay_out_backward(global, plan, layout);
+  lay_out_backward(plan, layout);
   return layout;
 }
 

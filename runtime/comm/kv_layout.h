@@ -21,8 +21,8 @@ struct KvLayout {
   int heads = 0, dim_k = 0, dim_v = 0;
   DType dtype = DType::bf16, payload = DType::f32;
   std::int64_t key_rows = 0;
-  /// False: on no rank does anything move, so nobody enters a collective.
-  bool moves_forward = false, moves_backward = false;
+  /// False: no rank needs rows of another, so nobody enters a collective, whatever the path.
+  bool moves = false;
 
   /// Forward: rows of the local K/V, and of the landing tensors. Both empty for allgather.
   std::vector<EdgeRows> sends, recvs;

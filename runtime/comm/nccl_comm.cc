@@ -15,6 +15,7 @@ namespace nccl = device::nccl;
 
 constexpr std::chrono::seconds kForCallers{1};   // whoever is inside NCCL when it is aborted has this long
 constexpr std::chrono::seconds kForFinalize{2};  // peers that go at the same time are answered
+constexpr std::chrono::seconds kForLaunch{1};    // a launch that takes longer waits for a peer
 constexpr int kDevices = 64;
 
 /// NCCL forbids that threads issue to one device at the same time, whatever communicators they use.
@@ -24,19 +25,32 @@ std::mutex& issue_mutex(int ordinal) {
   return (*mutexes)[static_cast<std::size_t>(ordinal % kDevices)];
 }
 
-/// Short waits are the rule: connections exist, and NCCL only hands over to its own thread.
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// Short waits are the rule: connections exist, and NCCL only hands over to its own thread. The shortest sleep
+/// takes longer than that.
 class Pause {
  public:
   void operator()() {
-    if (++rounds_ < 200) {
+    const auto waited = Clock::now() - start_;
+    if (waited < kSpin) {
+      relax();
+    } else if (waited < kYield) {
       std::this_thread::yield();
     } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(rounds_ < 1000 ? 20 : 1000));
+      std::this_thread::sleep_for(std::chrono::microseconds(waited < kSleepBriefly ? 20 : 1000));
     }
   }
 
  private:
-  int rounds_ = 0;
+  static constexpr std::chrono::microseconds kSpin{50}, kYield{500}, kSleepBriefly{100000};
+  const Clock::time_point start_ = Clock::now();
 };
 
 }  // namespace
@@ -103,21 +117,27 @@ void NcclComm::Operations::all_gather(const void* own, void* all, std::size_t by
 void NcclComm::enqueue(void* stream, const std::function<void(const Operations&)>& body, const Attend& attend) {
   std::lock_guard inside(inside_);
   const auto work = [&] {
+    std::unique_lock issue(issue_mutex(device_->facts().ordinal), std::defer_lock);
+    for (Pause pause; !issue.try_lock(); pause()) attend();
     const nccl::Comm comm = living(attend);
-    {
-      std::lock_guard issue(issue_mutex(device_->facts().ordinal));
-      library_->check(library_->ncclGroupStart(), "ncclGroupStart", comm);
-      try {
-        body(Operations(*library_, comm, stream));
-      } catch (...) {
-        (void)library_->ncclGroupEnd();  // the thread's group must not stay open
-        throw;
-      }
-      const nccl::Result result = library_->ncclGroupEnd();
-      library_->check(result, "ncclGroupEnd", comm);
-      if (result == nccl::success) return;
+    library_->check(library_->ncclGroupStart(), "ncclGroupStart", comm);
+    try {
+      body(Operations(*library_, comm, stream));
+    } catch (...) {
+      (void)library_->ncclGroupEnd();  // the thread's group must not stay open
+      throw;
     }
-    settle("ncclGroupEnd", attend);
+    const nccl::Result result = library_->ncclGroupEnd();
+    library_->check(result, "ncclGroupEnd", comm);
+    if (result == nccl::success) return;
+    // NCCL's own thread launches now, and no other communicator's may at the same time. Ranks that connect wait
+    // for each other, though: two communicators that hold each other up this way must both get on.
+    const auto launched = Clock::now() + kForLaunch;
+    const auto attend_holding = [&] {
+      attend();
+      if (issue && Clock::now() >= launched) issue.unlock();
+    };
+    settle("ncclGroupEnd", std::cref(attend_holding));
   };
   device_->in_context(std::cref(work));
 }

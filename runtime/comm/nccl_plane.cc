@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -53,8 +54,9 @@ class NcclPlane final : public StreamPlane {
     void operator()() const;
   };
   void connect(device::Device& device, Deadline deadline);
+  /// `any`: body has operations for NCCL.
   template <class Body>
-  void run(Call call, const Lane& lane, const TransferBounds& bounds, const Body& body);
+  void run(Call call, bool any, const Lane& lane, const TransferBounds& bounds, const Body& body);
 
   ControlChannel& channel_;
   const Env env_;
@@ -85,18 +87,27 @@ std::string NcclPlane::describe() const {
 /// Rank 0's id, and a check that no device serves two ranks, which NCCL would refuse less clearly.
 std::vector<std::string> NcclPlane::introduce(device::Device& device, const nccl::UniqueId& id,
                                               Deadline deadline) {
+  const std::string place = fmt::format("device {} of process {} on {}", device.facts().ordinal, getpid(),
+                                        channel_.membership().hosts[static_cast<std::size_t>(rank())]);
+  // Processes number the devices they see: only the UUID tells that two of them mean the same one.
+  const std::string& uuid = device.facts().uuid;
   std::string payload(id.internal, sizeof id.internal);
-  payload += fmt::format("device {} of process {} on {}", device.facts().ordinal, getpid(),
-                         channel_.membership().hosts[static_cast<std::size_t>(rank())]);
+  payload += (uuid.empty() ? place : "GPU " + uuid) + "\n" + place;
   auto payloads = channel_.meet(Channel::frames, Call::transport, std::move(payload), deadline);
+  const auto device_of = [&](std::size_t r) {
+    return payloads[r].substr(sizeof id.internal,
+                              payloads[r].find('\n', sizeof id.internal) - sizeof id.internal);
+  };
+  const auto place_of = [&](std::size_t r) {
+    return payloads[r].substr(payloads[r].find('\n', sizeof id.internal) + 1);
+  };
   for (std::size_t a = 0; a < payloads.size(); ++a)
     for (std::size_t b = a + 1; b < payloads.size(); ++b)
-      require(payloads[a].substr(sizeof id.internal) != payloads[b].substr(sizeof id.internal),
-              ErrorCode::invalid_argument, [&] {
-                return fmt::format(
-                    "group '{}': ranks {} and {} both run on {}; each rank needs a device of its own",
-                    channel_.membership().name, a, b, payloads[a].substr(sizeof id.internal));
-              });
+      require(device_of(a) != device_of(b), ErrorCode::invalid_argument, [&] {
+        return fmt::format(
+            "group '{}': ranks {} and {} both run on {} ({}; {}); each rank needs a device of its own",
+            channel_.membership().name, a, b, device_of(a), place_of(a), place_of(b));
+      });
   return payloads;
 }
 
@@ -174,7 +185,7 @@ void NcclPlane::connect(device::Device& device, Deadline deadline) {
 }
 
 template <class Body>
-void NcclPlane::run(Call call, const Lane& lane, const TransferBounds& bounds, const Body& body) {
+void NcclPlane::run(Call call, bool any, const Lane& lane, const TransferBounds& bounds, const Body& body) {
   require(comm_ && device_->facts().ordinal == lane.device->facts().ordinal, ErrorCode::internal,
           "the transport is not set up for this device");
   channel_.check();
@@ -186,7 +197,8 @@ void NcclPlane::run(Call call, const Lane& lane, const TransferBounds& bounds, c
     events = watch_->take_events();
     lane.device->record(events.started.get(), lane.stream.handle);
   }
-  comm_->enqueue(lane.stream.handle, std::cref(body), std::cref(wait));
+  // A rank without any still counts the transfer: the others may ask how far it is.
+  if (any) comm_->enqueue(lane.stream.handle, std::cref(body), std::cref(wait));
   if (!watched) return;
   lane.device->record(events.done.get(), lane.stream.handle);
   watch_->add(std::move(events), call, bounds);
@@ -202,15 +214,19 @@ void NcclPlane::exchange(std::span<const TransferOp> sends, std::span<const Tran
     require(send != sends.end(), ErrorCode::invalid_argument, "exchange: own rows are received but not sent");
     copy_on_device(*lane.device, lane.stream.handle, recv.rows, (send++)->rows);
   }
+  const auto travels = [&](const TransferOp& op) { return op.peer != own && op.rows.bytes() > 0; };
+  bool any = false;
   for (const auto ops : {sends, recvs})
-    for (const TransferOp& op : ops)
-      require(op.peer == own || op.rows.bytes() == 0 || op.rows.contiguous(), ErrorCode::internal,
-              "NCCL moves contiguous rows only");
-  run(Call::exchange_cuda, lane, bounds, [&](const NcclComm::Operations& operations) {
+    for (const TransferOp& op : ops) {
+      if (!travels(op)) continue;
+      any = true;
+      require(op.rows.contiguous(), ErrorCode::internal, "NCCL moves contiguous rows only");
+    }
+  run(Call::exchange_cuda, any, lane, bounds, [&](const NcclComm::Operations& operations) {
     for (const TransferOp& op : sends)
-      if (op.peer != own && op.rows.bytes() > 0) operations.send(op.rows.data, bytes_of(op.rows), op.peer);
+      if (travels(op)) operations.send(op.rows.data, bytes_of(op.rows), op.peer);
     for (const TransferOp& op : recvs)
-      if (op.peer != own && op.rows.bytes() > 0) operations.recv(op.rows.data, bytes_of(op.rows), op.peer);
+      if (travels(op)) operations.recv(op.rows.data, bytes_of(op.rows), op.peer);
   });
 }
 
@@ -222,7 +238,8 @@ void NcclPlane::all_gather(std::span<const GatherOp> ops, const Lane& lane, cons
   for (const GatherOp& op : ops)
     if (op.own.bytes() > 0 && !op.own.contiguous())
       copy_on_device(*lane.device, lane.stream.handle, own_place(op), op.own);
-  run(Call::gather_cuda, lane, bounds, [&](const NcclComm::Operations& operations) {
+  const bool any = std::any_of(ops.begin(), ops.end(), [](const GatherOp& op) { return op.own.bytes() > 0; });
+  run(Call::gather_cuda, any, lane, bounds, [&](const NcclComm::Operations& operations) {
     for (const GatherOp& op : ops) {
       if (op.own.bytes() == 0) continue;
       const StridedRows from = op.own.contiguous() ? op.own : own_place(op);

@@ -16,6 +16,18 @@ CUevent event_of(void* event) { return static_cast<CUevent>(event); }
 CUdeviceptr address_of(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 std::string nothing() { return {}; }
 
+std::string uuid_of(const DriverTable& table, CUdevice device) {
+  CUuuid uuid{};
+  if (!table.cuDeviceGetUuid_.pointer || table.try_call(table.cuDeviceGetUuid_, &uuid, device) != CUDA_SUCCESS)
+    return {};
+  std::string text;
+  for (const char byte : uuid.bytes) {
+    if (text.size() == 8 || text.size() == 13 || text.size() == 18 || text.size() == 23) text += '-';
+    text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  }
+  return text;
+}
+
 DeviceFacts query(const DriverTable& table, int ordinal) {
   DeviceFacts facts;
   facts.ordinal = ordinal;
@@ -26,6 +38,7 @@ DeviceFacts query(const DriverTable& table, int ordinal) {
   char name[256] = {};
   table.call(table.cuDeviceGetName_, values, name, static_cast<int>(sizeof(name) - 1), device);
   facts.name = name;
+  facts.uuid = uuid_of(table, device);
   auto attribute = [&](CUdevice_attribute which) {
     int value = 0;
     table.call(

@@ -19,6 +19,7 @@ namespace bdcp::device {
 struct DeviceFacts {
   int ordinal = -1;
   std::string name;
+  std::string uuid;  ///< hexadecimal, of the GPU or its MIG instance; empty where the driver gives none
   int cc_major = 0, cc_minor = 0;
   std::string arch;  ///< for NVRTC: "sm_90a" on 9.0, else "sm_XY"
   int sm_count = 0;

@@ -20,6 +20,7 @@ inline constexpr int kDriverApiVersion = 12040;
 #define BDCP_DRIVER_FUNCTIONS(X)                                                                          \
   X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString)                                   \
   X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetAttribute) X(cuDeviceTotalMem)       \
+  X(cuDeviceGetUuid)                                                                                      \
   X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease)                                                \
   X(cuCtxGetCurrent) X(cuCtxPushCurrent) X(cuCtxPopCurrent) X(cuCtxGetStreamPriorityRange)                \
   X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) X(cuMemFreeHost)                                           \

@@ -1,8 +1,10 @@
-// A libnccl for tests: logs calls by rank, and fails, stays busy or calls back on request.
+// A libnccl for tests: logs calls by rank, and fails, stays busy or calls back on request. A rank number stands
+// for a device.
 #include <cstddef>
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "device/nccl_abi.h"
 
@@ -27,6 +29,7 @@ struct State {
   std::map<std::string, Result> fails;
   std::map<std::string, int> calls;
   std::map<int, std::string> log;  // of each rank
+  std::vector<const bdcp_fake_comm*> made;
   void (*on_group)() = nullptr;
 };
 State state;
@@ -73,6 +76,7 @@ Result ncclCommInitRankConfig(Comm* comm, int size, nccl::UniqueId id, int rank,
   for (std::size_t i = 0; i < sizeof id.internal; ++i) good = good && id.internal[i] == static_cast<char>(i);
   auto* const made = new bdcp_fake_comm{rank, size, state.busy_init, false, {}};
   *comm = reinterpret_cast<Comm>(made);
+  state.made.push_back(made);
   if (!good) return nccl::invalid_argument;
   const Result result = enter("ncclCommInitRankConfig", *comm, "init");
   return result == nccl::success ? nccl::in_progress : result;
@@ -122,6 +126,9 @@ Result ncclGroupEnd() {
   if (current) current->group.clear();
   if (result != nccl::success || !current) return result;
   if (state.on_group) state.on_group();
+  for (const bdcp_fake_comm* other : state.made)
+    if (other != current && other->rank == current->rank && !other->ended && other->busy > 0)
+      ++state.calls["during another launch"];
   current->busy = state.busy_group;
   return current->busy > 0 ? nccl::in_progress : nccl::success;
 }

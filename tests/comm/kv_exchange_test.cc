@@ -138,11 +138,16 @@ TEST(KvExchange, OneDocumentOverAllRanksSumsEveryLaterRank) {
 TEST(KvExchange, WhereNothingCrossesNobodyWaitsForAnybody) {
   const KvWorld world(layout_of({8, 8}, 2), small_shape(), true, 5);
   ASSERT_TRUE(world.global.edges.empty());
-  const auto handles = Communicator::in_process(2);
-  KvExchange exchange(handles[0].group(), world.global, world.at(0), world.shape,
-                      world.options(ExchangePath::a2a));
-  run_forward(exchange, world, 0, Order::packed);  // rank 1 never comes
-  run_reduce(exchange, world, 0, Order::packed);
+  for (const ExchangePath path : world.paths()) {
+    SCOPED_TRACE(std::string(to_string(path)));
+    const auto handles = Communicator::in_process(2);
+    comm::KvExchangeOptions options = world.options(path);
+    options.start_timeout_s = 1;
+    KvExchange exchange(handles[0].group(), world.global, world.at(0), world.shape, options);
+    EXPECT_FALSE(exchange.moves());
+    run_forward(exchange, world, 0, Order::packed);  // rank 1 never comes
+    run_reduce(exchange, world, 0, Order::packed);
+  }
 }
 
 TEST(KvExchange, AWorldOfOneNeedsNoGroup) {

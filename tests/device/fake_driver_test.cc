@@ -20,7 +20,11 @@ TEST_F(FakeDriver, Facts) {
   EXPECT_EQ(hopper.name, "Fake GPU");
   EXPECT_EQ(hopper.driver_version, 12080);
   EXPECT_EQ(hopper.total_memory, 1u << 30);
+  EXPECT_EQ(hopper.uuid, "a0a1a2a3-a4a5-a6a7-a8a9-aaabacadaeaf");
   EXPECT_EQ(device(1)->facts().arch, "sm_86");
+  EXPECT_EQ(device(1)->facts().uuid, "b0b1b2b3-b4b5-b6b7-b8b9-babbbcbdbebf");
+  hide("cuDeviceGetUuid");
+  EXPECT_EQ(device()->facts().uuid, "");
 }
 
 TEST_F(FakeDriver, OpenFailuresHaveReasons) {

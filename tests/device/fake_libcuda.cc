@@ -25,6 +25,7 @@ struct State {
   std::map<std::string, CUresult> fails;  // function -> what it returns
   std::map<std::string, int> calls;
   std::string hidden;
+  bool one_gpu = false;  // all devices are
   int retained = 0;
   CUdeviceptr next_address = 0x2000;
   std::uintptr_t next_stream = 0;
@@ -115,16 +116,23 @@ FAKE(cuDeviceGetAttribute, int* value, CUdevice_attribute which, CUdevice device
   }
   return enter("cuDeviceGetAttribute");
 }
+FAKE(cuDeviceGetUuid, CUuuid* uuid, CUdevice device) {
+  for (std::size_t i = 0; i < sizeof uuid->bytes; ++i)
+    uuid->bytes[i] = static_cast<char>(0xa0 + i + (state.one_gpu ? 0 : 16 * static_cast<unsigned>(device)));
+  return enter("cuDeviceGetUuid");
+}
 FAKE(cuDeviceTotalMem, std::size_t* bytes, CUdevice) {
   *bytes = 1u << 30;
   return enter("cuDeviceTotalMem");
 }
 FAKE(cuDevicePrimaryCtxRetain, CUcontext* context, CUdevice) {
+  const std::lock_guard lock(mutex);
   ++state.retained;
   *context = kPrimary;
   return enter("cuDevicePrimaryCtxRetain");
 }
 FAKE(cuDevicePrimaryCtxRelease, CUdevice) {
+  const std::lock_guard lock(mutex);
   --state.retained;
   return enter("cuDevicePrimaryCtxRelease");
 }
@@ -278,6 +286,7 @@ void* find(const std::string& name) {
   KNOWN(cuDeviceGet)
   KNOWN(cuDeviceGetName)
   KNOWN(cuDeviceGetAttribute)
+  KNOWN(cuDeviceGetUuid)
   KNOWN(cuDeviceTotalMem)
   KNOWN(cuDevicePrimaryCtxRetain)
   KNOWN(cuDevicePrimaryCtxRelease)
@@ -330,14 +339,18 @@ extern "C" CUresult fake_get_proc_address(const char* name, void** function, int
 
 // For the tests.
 extern "C" void fake_reset() {
+  const std::lock_guard lock(mutex);
   state = {};
   stack.clear();
   mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 }
 extern "C" void fake_fail(const char* function, int result) {
+  const std::lock_guard lock(mutex);
   state.fails[function] = static_cast<CUresult>(result);
 }
 extern "C" void fake_hide(const char* function) { state.hidden = function; }
+/// All devices say that they are the same GPU, as those of several processes may be.
+extern "C" void fake_one_gpu() { state.one_gpu = true; }
 extern "C" void fake_hold_events(int on) { hold = on != 0; }
 extern "C" void fake_finish_events() {
   const std::lock_guard lock(mutex);
@@ -361,7 +374,10 @@ extern "C" int fake_launched_twice() {
       return -1;
   return static_cast<int>(all.size());
 }
-extern "C" int fake_calls(const char* function) { return state.calls[function]; }
+extern "C" int fake_calls(const char* function) {
+  const std::lock_guard lock(mutex);
+  return state.calls[function];
+}
 extern "C" int fake_retained() { return state.retained; }
 extern "C" int fake_smem() { return state.smem; }
 extern "C" int fake_early() { return state.early; }

@@ -119,6 +119,21 @@ TEST(StepAgreement, CallsInAnotherOrderAreNamed) {
   expect_all(errors, {"divergence", "calls", "fwd", "bwd"});
 }
 
+TEST(StepAgreement, ASkippedCallIsNamedOnEveryPathAlsoWhereNothingCrosses) {
+  for (const char* path : {"\"allgather\"", "\"halo\"", "\"a2a\""}) {
+    const auto errors = on_ranks(2, [&](int rank, Communicator comm) {
+      const Runtime runtime = runtime_with("exchange.path", path);
+      const DocLayout layout = layout_of({16, 16}, 2);
+      const Step step = runtime.begin_step(layout, kShape, comm, kOnHost);
+      RankRun run(step, kShape, GlobalInputs(layout, kShape, 1), rank);
+      run.forward(step);
+      if (rank == 0) run.forward(step);  // waits for nobody
+      runtime.begin_step(layout, kShape, comm, kOnHost);
+    });
+    expect_all(errors, {"divergence", "calls"});
+  }
+}
+
 TEST(StepAgreement, ARankThatDoesNotComeIsNamedAfterTheTimeout) {
   const auto errors = on_ranks(3, [](int rank, Communicator comm) {
     const Runtime runtime = runtime_with("agreement.timeout_s", "0.3");

@@ -138,7 +138,8 @@ TEST(StepCalls, ExposedExchangeIsReported) {
   };
   for (const Case& c :
        {Case{R"({"attention": {"backend": "host"}, "exchange": {"path": "halo"}})", 2},  // K/V again, partials
-        Case{R"({"attention": {"backend": "host"}, "exchange": {"path": "a2a", "backward_kv": "keep"}})", 1}}) {
+        Case{R"({"attention": {"backend": "host"}, "exchange": {"path": "a2a", "backward_kv": "keep"}})", 1},
+        Case{R"({"attention": {"backend": "host"}, "exchange": {"path": "allgather"}})", 2}}) {
     const auto errors = on_ranks(2, [&](int rank, Communicator comm) {
       const Runtime runtime = quiet_runtime(c.policy);
       const Step step = runtime.begin_step(layout_of({40}, 2), kShape, comm);
