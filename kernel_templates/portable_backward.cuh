@@ -409,13 +409,10 @@ struct BackwardTile {
       const int next_head = head + wraps, next_block = wraps ? shared.tile.q_begin : block + kM;
       barrier_wait(landed(stage), turn / 2 % 2);
       block_scores(stage, block, block < shared.tile.full_begin || shared.tile.full_end - block < kM, [&] {
-        if (turn > 0) barrier_wait(done(), (turn + 1) % 2);  // of the block before, of an earlier pass too
+        if (left < blocks * Config::kRatio) barrier_wait(done(), (turn + 1) % 2);  // of the block before
         if (left > 1) load_rows(stage ^ 1, next_head, next_block);
       });
-      if (args.dq_sum != nullptr || formed_again(shared.tile.whole))
-        arrive(scored());
-      else
-        __syncwarp();
+      arrive(scored());
       named_barrier(1 + warp / 2, 64);  // the strip's P and dS: all that dV and dK of its keys need
       accumulate<Shape::kDimVPad, Shape::kPitchV>(dv, smem_p, smem_do(stage));
       if constexpr (Config::kStagesDo == 1) arrive(read_do());
@@ -437,7 +434,7 @@ struct BackwardTile {
       head = next_head;
       block = next_block;
     }
-    // The last phase of `done` is waited for by the next pass only; the barrier after the walk stands in.
+    // The last phase of `done` is not waited for; the barrier after the walk stands in.
   }
 
   __device__ bool any_non_finite() const {
