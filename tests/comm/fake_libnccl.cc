@@ -1,6 +1,7 @@
 // A libnccl for tests: logs calls by rank, and fails, stays busy or calls back on request. A rank number stands
 // for a device.
 #include <cstddef>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
@@ -12,7 +13,8 @@ namespace nccl = bdcp::device::nccl;
 using nccl::Comm;
 using nccl::Result;
 
-/// What a Comm points at. Never freed: a late call on a dead one shows in the log instead of crashing.
+/// What a Comm points at. Kept to the end of the process: a late call on a dead one shows in the log instead of
+/// crashing.
 struct bdcp_fake_comm {
   int rank = 0, size = 0;
   int busy = 0;  // polls until what is under way is done
@@ -33,6 +35,7 @@ struct State {
   void (*on_group)() = nullptr;
 };
 State state;
+std::deque<bdcp_fake_comm> comms;
 std::recursive_mutex mutex;
 thread_local bdcp_fake_comm* current = nullptr;  // of the open group
 
@@ -74,7 +77,7 @@ Result ncclCommInitRankConfig(Comm* comm, int size, nccl::UniqueId id, int rank,
   bool good = config->size == sizeof(nccl::Config) && config->magic == 0xcafebeef && config->blocking == 0 &&
               config->max_ctas == 16;
   for (std::size_t i = 0; i < sizeof id.internal; ++i) good = good && id.internal[i] == static_cast<char>(i);
-  auto* const made = new bdcp_fake_comm{rank, size, state.busy_init, false, {}};
+  bdcp_fake_comm* const made = &comms.emplace_back(bdcp_fake_comm{rank, size, state.busy_init, false, {}});
   *comm = reinterpret_cast<Comm>(made);
   state.made.push_back(made);
   if (!good) return nccl::invalid_argument;
