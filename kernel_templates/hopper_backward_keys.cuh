@@ -31,9 +31,8 @@ struct HopperKeyConsumer : HopperKeyWork {
     const int part = Shape::kSplitRows     ? 0
                      : Shape::kPanels == 2 ? warpgroup * Shape::kPanelN
                                            : warpgroup * Shape::kDqColumns * 2;
-    u32 keys = k_address() + part;
     const u64 a = descriptor(ds_address(use & 1) + (Shape::kSplitRows ? warpgroup * Shape::kPanelN : 0), 0),
-              b = descriptor(keys, 0);
+              b = descriptor(k_address() + part, 0);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kN / 16; ++k)

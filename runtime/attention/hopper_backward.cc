@@ -42,12 +42,9 @@ HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& pla
                      row_bytes =
                          shape.heads_q * ((shape.head_dim + shape.dim_v()) * element + shape.head_dim * 4);
   const GraphRoom& room = context.room;
-  // A captured launch has its items counted on the device, tile by tile: none is split. Nor may the bits of a
-  // document's gradients depend on how many tiles others have.
-  const HopperBackwardWork work =
-      make_hopper_backward_work(plan, config_.rows, config_.keys, !options.batch_invariant,
-                                plan::rows_in_cache(device_->facts().l2_bytes, row_bytes),
-                                room.wanted() || options.batch_invariant ? 0 : split_rows(plan));
+  const HopperBackwardWork work = make_hopper_backward_work(
+      plan, config_.rows, config_.keys, !options.batch_invariant,
+      plan::rows_in_cache(device_->facts().l2_bytes, row_bytes), splits(plan, options, room));
   const std::size_t room_for_tiles = room.pieces(plan.key_rows, config_.keys);
   const std::size_t most = std::max(work.tiles.items.size(), room_for_tiles);
   require(most * static_cast<std::size_t>(shape.heads_q) < (std::size_t{1} << 30), ErrorCode::unsupported, [&] {
@@ -91,14 +88,16 @@ std::size_t HopperBackward::items(Part part) const {
          (tiles_.size(part) - split_tiles(part)) * static_cast<std::size_t>(shape_.heads_kv);
 }
 
-int HopperBackward::split_rows(const plan::RankPlan& plan) const {
-  if (!config_.split) return 0;
+bool HopperBackward::splits(const plan::RankPlan& plan, const Options& options, const GraphRoom& room) const {
+  // A captured launch has its items counted on the device, tile by tile. And where batch invariance is asked
+  // for, the bits of a document's gradients may not depend on how many tiles others have.
+  if (!config_.split || room.wanted() || options.batch_invariant) return false;
   // Leaving and adding up dK and dV costs more than it wins, except where an item per K/V head is too few for
   // every SM to have a round of work (figures: tools/results/NOTES.md).
   std::int64_t tiles = 0;
   for (const plan::Segment& s : plan.segments)
     tiles += (std::int64_t{s.keys()} + config_.keys - 1) / config_.keys;
-  return tiles * shape_.heads_kv < 4 * std::int64_t{device_->facts().sm_count} ? 1 : 0;
+  return tiles * shape_.heads_kv < 4 * std::int64_t{device_->facts().sm_count};
 }
 
 bool HopperBackward::takes(const BackwardCall& call) const {

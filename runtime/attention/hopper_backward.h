@@ -35,7 +35,8 @@ class HopperBackward {
   enum Kernel { kDelta, kMain, kRound };
   std::size_t split_tiles(Part part) const { return part == Part::local ? split_local_ : split_remote_; }
   std::size_t items(Part part) const;
-  int split_rows(const plan::RankPlan& plan) const;
+  /// Whether long tiles have an item per q head.
+  bool splits(const plan::RankPlan& plan, const Options& options, const GraphRoom& room) const;
   /// In bytes; LSE comes first.
   struct Workspace {
     std::size_t delta = 0, sums = 0, counters = 0, part_counts = 0, parts = 0, end = 0;

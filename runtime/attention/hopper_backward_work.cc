@@ -93,7 +93,7 @@ void append_chunks(std::vector<HopperRows>& chunks, std::int64_t begin, std::int
 }  // namespace
 
 HopperBackwardWork make_hopper_backward_work(const RankPlan& plan, int rows, int keys, bool share,
-                                             std::int64_t group_rows, int split_rows) {
+                                             std::int64_t group_rows, bool split) {
   HopperBackwardWork work;
   std::vector<HopperKeyTile>& local = work.tiles.items;
   std::vector<HopperKeyTile> remote;
@@ -141,11 +141,9 @@ HopperBackwardWork make_hopper_backward_work(const RankPlan& plan, int rows, int
   plan::sort_by_groups(local, groups, cost, first_segment);
   plan::sort_by_groups(remote, groups, cost, first_segment);
   const auto split_first = [&](std::vector<HopperKeyTile>& tiles) {
-    if (split_rows <= 0) return std::size_t{0};
-    const auto split = [&](const HopperKeyTile& t) {
-      return t.sum_block >= 0 && t.q_end - t.q_begin >= split_rows;
-    };
-    return static_cast<std::size_t>(std::stable_partition(tiles.begin(), tiles.end(), split) - tiles.begin());
+    if (!split) return std::size_t{0};
+    const auto is_long = [](const HopperKeyTile& t) { return t.sum_block >= 0; };
+    return static_cast<std::size_t>(std::stable_partition(tiles.begin(), tiles.end(), is_long) - tiles.begin());
   };
   work.split_local = split_first(local);
   work.split_remote = split_first(remote);

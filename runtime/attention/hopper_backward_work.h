@@ -24,9 +24,9 @@ struct HopperBackwardWork {
 };
 
 /// Blocks of `rows` query rows, tiles of up to `keys` keys; whole segments of so many keys share a tile if
-/// `share`. Tiles of more than one block whose keys `split_rows` rows or more see are split; 0: none.
+/// `share`. `split`: the tiles of longer ones come first, with an item per q head.
 /// `group_rows`: see plan::group_documents.
 HopperBackwardWork make_hopper_backward_work(const plan::RankPlan& plan, int rows, int keys, bool share,
-                                             std::int64_t group_rows = 0, int split_rows = 0);
+                                             std::int64_t group_rows = 0, bool split = false);
 
 }  // namespace bdcp::attention

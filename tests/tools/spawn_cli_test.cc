@@ -195,14 +195,21 @@ std::vector<std::string> running_after_two_seconds(const std::vector<std::string
   }
 }
 
-class SpawnEnds : public testing::TestWithParam<int> {};
+/// A launcher whose two ranks are at work.
+class Spawned : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(job.wait_for(0, "\"pass\":true")) << job.all_text();
+    ranks = children_of(job[0].pid);
+    ASSERT_EQ(ranks.size(), 2u);
+  }
+  test::Job job{1, with({BDCP_BINARY_DIR "/bin/bdcp-bench"},
+                        with(kAttention, {"--world", "2", "--random", "100000", "--max-tokens", "64"}))};
+  std::vector<std::string> ranks;
+};
+class SpawnEnds : public Spawned, public testing::WithParamInterface<int> {};
 
 TEST_P(SpawnEnds, RanksEndWithTheirLauncher) {
-  test::Job job(1, with({BDCP_BINARY_DIR "/bin/bdcp-bench"},
-                        with(kAttention, {"--world", "2", "--random", "100000", "--max-tokens", "64"})));
-  ASSERT_TRUE(job.wait_for(0, "\"pass\":true")) << job.all_text();
-  const std::vector<std::string> ranks = children_of(job[0].pid);
-  ASSERT_EQ(ranks.size(), 2u);
   for (const std::string& rank : ranks) EXPECT_EQ(ProcessState(rank).name, "bdcp-bench");
   job.send_signal(0, GetParam());
   EXPECT_THAT(running_after_two_seconds(ranks), testing::IsEmpty());
@@ -214,12 +221,7 @@ TEST_P(SpawnEnds, RanksEndWithTheirLauncher) {
 INSTANTIATE_TEST_SUITE_P(Signals, SpawnEnds, testing::Values(SIGKILL, SIGTERM, SIGINT, SIGHUP));
 
 // A rank that does not end when asked to, because it has been stopped.
-TEST(SpawnedRank, EndsThoughStopped) {
-  test::Job job(1, with({BDCP_BINARY_DIR "/bin/bdcp-bench"},
-                        with(kAttention, {"--world", "2", "--random", "100000", "--max-tokens", "64"})));
-  ASSERT_TRUE(job.wait_for(0, "\"pass\":true")) << job.all_text();
-  const std::vector<std::string> ranks = children_of(job[0].pid);
-  ASSERT_EQ(ranks.size(), 2u);
+TEST_F(Spawned, RankEndsThoughStopped) {
   kill(std::stoi(ranks[1]), SIGSTOP);
   job.send_signal(0, SIGTERM);
   EXPECT_THAT(running_after_two_seconds(ranks), testing::IsEmpty());
