@@ -20,26 +20,22 @@ struct HopperProducer {
 
   /// From shared memory each time: kept, it would cost a register.
   __device__ static int item_count() { return hopper_shared().item_count; }
-  /// This CTA's item of a round where items are dealt out: of the first two rounds, and of all without a
-  /// ticket. Every other round goes backwards so that no CTA always gets the longer one.
+  /// This CTA's item of a round where items are dealt out: of the first round, and of all without a ticket.
+  /// Every other round goes backwards so that no CTA always gets the longer one.
   __device__ static int dealt(int round) {
     int ctas = gridDim.x, cta = blockIdx.x;
     asm volatile("" : "+r"(ctas), "+r"(cta));  // formed again, as in copy_across
     return round * ctas + (round & 1 ? ctas - 1 - cta : cta);
   }
   __device__ int draw() const { return args.ticket && threadIdx.x % 32 == 0 ? atomicAdd(args.ticket, 1) : 0; }
-  /// The item of a round from 2 on, and the next draw. Every CTA draws until an item past the end, so that the
-  /// number of draws is known and the last of them can leave the ticket at zero.
-  __device__ int drawn_item(int round, int& drawn) const {
+  /// The item of a round from 1 on. Every CTA that has an item draws until one past the end: as many draws as
+  /// there are items, and the last of them leaves the ticket at zero.
+  __device__ int drawn_item(int round, int drawn) const {
     if (!args.ticket) return dealt(round);
     int value = __shfl_sync(0xffffffffu, drawn, 0), ctas = gridDim.x;
     asm volatile("" : "+r"(ctas));
-    const int rest = max(item_count() - 2 * ctas, 0);
-    if (value < rest)
-      drawn = draw();
-    else if (value == rest + ctas - 1 && threadIdx.x % 32 == 0)
-      *args.ticket = 0;
-    return 2 * ctas + value;
+    if (value == item_count() - 1 && threadIdx.x % 32 == 0) *args.ticket = 0;
+    return ctas + value;
   }
   /// Opaque, since what division by it needs would be kept in registers.
   __device__ int groups() const {
@@ -59,19 +55,24 @@ struct HopperProducer {
   __device__ int word(int i) const { return __shfl_sync(0xffffffffu, mine, i); }
 
   __device__ void run() {
-    int current = dealt(0), following = dealt(1), drawn = draw();
-    int next = load_tile(current);
+    int item = dealt(0);
+    mine = load_tile(item);
 #pragma unroll 1
     for (int round = 0;; ++round) {
-      mine = next;
-      next = load_tile(following);  // arrives while this tile is loaded
-      const int group = current < item_count() ? current % groups() : -1;
+      const int group = item < item_count() ? item % groups() : -1;
       head = group * Config::kPack / Config::kRatio;
       int block = group < 0 ? 0 : static_cast<int>((static_cast<u32>(word(3) - word(2)) + kN - 1) / kN);
       loaded += block;
       bool open = false;
+      int drawn = 0, next = 0;
 #pragma unroll 1
       do {  // V runs one block behind K
+        // Drawn earlier, an item would stand behind this CTA's while others have nothing left to do.
+        if (group >= 0 && (block == 1 || (block == 0 && !open))) drawn = draw();
+        if (group >= 0 && block == 0) {
+          item = drawn_item(round + 1, drawn);
+          next = load_tile(item);  // arrives while the last block is loaded
+        }
         if (block > 0) load_k(block - 1);
         if (open)
           load_v(block);
@@ -79,9 +80,8 @@ struct HopperProducer {
           open_slot(round, group, block > 0);
         open = true;
       } while (--block >= 0);
-      current = following;
-      following = drawn_item(round + 2, drawn);
       if (group < 0) return;
+      mine = next;
     }
   }
 
