@@ -20,6 +20,7 @@
 #pragma once
 
 #include "hopper_backward_keys.cuh"
+#include "hopper_backward_sums.cuh"
 #include "hopper_backward_wide.cuh"
 
 extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperBackwardShape::kThreads, 1)
@@ -71,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperBackwardShape::
     else if (threadIdx.x < 64)
       HopperRowProducer(args).run();
     else if (threadIdx.x == 64 || threadIdx.x == 96)
-      hopper_add_dq(args, static_cast<int>(threadIdx.x) / 32 - 2);
+      HopperAdder(args, static_cast<int>(threadIdx.x) / 32 - 2).run();
   } else {
     more_registers<Shape::kConsumerRegisters>();
     if constexpr (Shape::kWide)

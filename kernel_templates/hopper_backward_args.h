@@ -25,6 +25,9 @@ struct alignas(16) HopperKeyRows {
   int first, end, steep, reserved;
 };
 
+/// The first add of a sum is a store: it is under way; it is done.
+enum HopperAdded { kHopperClaimed = -1, kHopperStored = 1 };
+
 /// Query rows [begin, end) that one CTA of the row kernels serves: a block of dQ sums where sum_block >= 0.
 struct HopperRows {
   int begin, end;
@@ -42,7 +45,9 @@ struct HopperBackwardArgs {
   const float *lse, *delta;  ///< [heads_q, rows]: LSE * log2(e) and rowsum(dO * O)
   /// f32 [block, heads_q, warpgroup, 4 columns, thread, 4] as accumulators stand; see hopper_backward_round.
   float* dq_sum;
-  int* added;   ///< [block, heads_q, warpgroup]: tiles that have added to dq_sum, counted if Config::kOrdered
+  /// [block, heads_q, warpgroup], zero at first. If Config::kOrdered: tiles that have added to dq_sum. Else, of
+  /// heads that are not wide: who has, kHopperClaimed or kHopperStored.
+  int* added;
   int* ticket;  ///< the next item
   i64 rows;
   const HopperKeyTile* tiles;

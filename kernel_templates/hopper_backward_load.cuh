@@ -1,6 +1,5 @@
-// The warps of hopper_backward that move data: one loads tiles and keys, one rows, one thread per computing
-// warpgroup adds its dQ to the sums in memory. They have few registers, hence the values made opaque to the
-// compiler.
+// The warps of hopper_backward that load: one tiles and keys, one rows. They have few registers, hence the
+// values made opaque to the compiler.
 #pragma once
 
 #include "hopper_backward_shape.cuh"
@@ -263,45 +262,5 @@ struct HopperRowProducer {
     __syncwarp();
   }
 };
-
-/// The thread that adds a warpgroup's dQ to the sums, block by block. Where the order of adds is to be the same
-/// on every run, the tiles of a document take turns: of all CTAs, the one that drew the earliest item that is
-/// not finished never waits here, since it waits for earlier items only, and only CTAs that run draw items.
-__device__ inline void hopper_add_dq(const HopperBackwardArgs& args, int warpgroup) {
-  HopperBackwardShared& shared = hopper_shared();
-  int added = 0;
-#pragma unroll 1
-  for (int round = 0;; ++round) {
-    const int buffer = buffer_of<Config::kSlots>(round);
-    barrier_wait(smem_address(&shared.tile_full[buffer]), parity_of<Config::kSlots>(round));
-    const HopperBackwardSlot& slot = shared.slots[buffer];
-    if (slot.head < 0) return;
-    // The tile is read from shared memory where it is needed, to save registers.
-    const bool none = HopperBackwardShape::kWide || slot.tile.sum_block < 0;
-    HopperWalk walk(none ? 0 : blocks_of(slot.tile), slot.q_head, slot.heads);
-#pragma unroll 1
-    for (; walk.left > 0; walk.next(blocks_of(slot.tile)), ++added) {
-      const i64 place =
-          (static_cast<i64>(slot.tile.sum_block + walk.block) * args.heads_q + walk.head) * 2 + warpgroup;
-      barrier_wait(smem_address(&shared.dq_full[warpgroup]), added & 1);
-      if constexpr (Config::kOrdered) {
-        while (load_acquire(args.added + place) != slot.tile.index) {
-        }
-        fence_all_proxies();
-      }
-      bulk_add(args.dq_sum + place * (HopperBackwardShape::kDqBytes / 4), dq_address(warpgroup),
-               HopperBackwardShape::kDqBytes);
-      tma_store_commit();
-      tma_store_wait_read();
-      barrier_arrive(smem_address(&shared.dq_empty[warpgroup]));
-      if constexpr (Config::kOrdered) {
-        bulk_wait();
-        fence_all_proxies();
-        store_release(args.added + place, slot.tile.index + 1);
-      }
-    }
-    barrier_arrive(smem_address(&shared.slot_empty[buffer]));
-  }
-}
 
 }  // namespace bdcp::kernel

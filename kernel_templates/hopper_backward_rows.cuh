@@ -31,9 +31,9 @@ constexpr int lanes_of(int dim) {
 
 }  // namespace bdcp::kernel
 
-/// LSE * log2(e) and delta of all rows of a chunk that have keys; zeroes the sums of rows that several key
-/// tiles add to, and dQ of rows that see none. Resets what hopper_backward draws its items from
-/// and counts parts with.
+/// LSE * log2(e) and delta of all rows of a chunk that have keys; zeroes what says who has added to
+/// the sums of rows that several key tiles add to (of wide heads the sums), and dQ of rows that see none.
+/// Resets what hopper_backward draws its items from and counts parts with.
 extern "C" __global__ void __launch_bounds__(256)
     hopper_backward_delta(const __grid_constant__ bdcp::kernel::HopperRowsArgs args) {
   using namespace bdcp::kernel;
@@ -76,10 +76,12 @@ extern "C" __global__ void __launch_bounds__(256)
     if (chunk.kind == kRowsSummed) {
       const i64 place = static_cast<i64>(chunk.sum_block) * args.heads_q + head;
       if (threadIdx.x < 2) args.added[place * 2 + threadIdx.x] = 0;
-      constexpr int kFloats = HopperDqShape::kParts * HopperDqShape::kFloats;
-      float4* sums = reinterpret_cast<float4*>(args.dq_sum + place * kFloats);
+      if constexpr (HopperDqShape::kWide) {
+        constexpr int kFloats = HopperDqShape::kParts * HopperDqShape::kFloats;
+        float4* sums = reinterpret_cast<float4*>(args.dq_sum + place * kFloats);
 #pragma unroll 1
-      for (int i = threadIdx.x; i < kFloats / 4; i += 256) sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+        for (int i = threadIdx.x; i < kFloats / 4; i += 256) sums[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+      }
     }
   }
 }

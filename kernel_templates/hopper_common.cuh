@@ -41,6 +41,21 @@ __device__ inline void store_release(int* to, int value) {
   asm volatile("st.release.gpu.global.b32 [%0], %1;\n" ::"l"(to), "r"(value) : "memory");
 }
 
+__device__ inline int load_relaxed(const int* from) {
+  int value;
+  asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];\n" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+/// `value` if it was `expected`; the value before.
+__device__ inline int exchange_if(int* place, int expected, int value) {
+  int before;
+  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;\n"
+               : "=r"(before)
+               : "l"(place), "r"(expected), "r"(value)
+               : "memory");
+  return before;
+}
+
 template <int kRegisters>
 __device__ inline void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
@@ -88,6 +103,11 @@ __device__ inline void tma_store_wait_read() {
 __device__ inline void bulk_add(float* target, u32 src, int bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(target),
                "r"(src), "r"(bytes)
+               : "memory");
+}
+__device__ inline void bulk_store(float* target, u32 src, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(target), "r"(src),
+               "r"(bytes)
                : "memory");
 }
 /// The bulk copies of this thread are complete.

@@ -1,0 +1,71 @@
+// The threads of hopper_backward that add dQ to its sums in memory. Few registers, as the warps that load.
+#pragma once
+
+#include "hopper_backward_load.cuh"
+
+namespace bdcp::kernel {
+
+/// One warpgroup's: adds its dQ to the sums, block by block.
+///
+/// Nothing has zeroed them: whoever comes first at a block claims it and stores, at once and without waiting
+/// for anything else; others wait until that is done. Where the order of adds is to be the same on every run,
+/// the tiles of a document take turns instead: of all CTAs, the one that drew the earliest item that is not
+/// finished never waits here, since it waits for earlier items only, and only CTAs that run draw items.
+///
+/// An add is issued after the value was read that allows it, and a store announced after it is complete, which
+/// ends its asynchronous part too (PTX ISA, async proxy).
+struct HopperAdder {
+  using Shape = HopperBackwardShape;
+  const HopperBackwardArgs& args;
+  const int warpgroup;
+  int used = 0;  // blocks
+
+  __device__ HopperAdder(const HopperBackwardArgs& a, int which) : args(a), warpgroup(which) {}
+
+  __device__ void run() {
+    HopperBackwardShared& shared = hopper_shared();
+#pragma unroll 1
+    for (int round = 0;; ++round) {
+      const int buffer = buffer_of<Config::kSlots>(round);
+      barrier_wait(smem_address(&shared.tile_full[buffer]), parity_of<Config::kSlots>(round));
+      const HopperBackwardSlot& slot = shared.slots[buffer];
+      if (slot.head < 0) return;
+      // The tile is read from shared memory where it is needed, to save registers.
+      const bool none = Shape::kWide || slot.tile.sum_block < 0;
+      HopperWalk walk(none ? 0 : blocks_of(slot.tile), slot.q_head, slot.heads);
+#pragma unroll 1
+      for (; walk.left > 0; walk.next(blocks_of(slot.tile)), ++used)
+        add((static_cast<i64>(slot.tile.sum_block + walk.block) * args.heads_q + walk.head) * 2 + warpgroup,
+            slot.tile.index);
+      barrier_arrive(smem_address(&shared.slot_empty[buffer]));
+    }
+  }
+
+  /// `index`: of the tile in its document.
+  __device__ void add(i64 place, int index) {
+    HopperBackwardShared& shared = hopper_shared();
+    int* const added = args.added + place;
+    int before = load_relaxed(added);  // arrives while dQ is formed
+    if constexpr (Config::kOrdered)
+      while (before != index) before = load_relaxed(added);
+    barrier_wait(smem_address(&shared.dq_full[warpgroup]), used & 1);
+    if constexpr (!Config::kOrdered) {
+      if (before == 0) before = exchange_if(added, 0, kHopperClaimed);
+      while (before == kHopperClaimed) before = load_relaxed(added);
+    }
+    float* const target = args.dq_sum + place * HopperDqShape::kFloats;
+    if (before == 0)
+      bulk_store(target, dq_address(warpgroup), Shape::kDqBytes);
+    else
+      bulk_add(target, dq_address(warpgroup), Shape::kDqBytes);
+    tma_store_commit();
+    tma_store_wait_read();
+    barrier_arrive(smem_address(&shared.dq_empty[warpgroup]));
+    if (Config::kOrdered || before == 0) {
+      bulk_wait();
+      store_release(added, Config::kOrdered ? index + 1 : kHopperStored);
+    }
+  }
+};
+
+}  // namespace bdcp::kernel
