@@ -33,37 +33,54 @@ struct HopperAdder {
       // The tile is read from shared memory where it is needed, to save registers.
       const bool none = Shape::kWide || slot.tile.sum_block < 0;
       HopperWalk walk(none ? 0 : blocks_of(slot.tile), slot.q_head, slot.heads);
+      u32 place = place_of(slot, walk);
+      int before = walk.left > 0 ? load_relaxed(args.added + place) : 0;
 #pragma unroll 1
-      for (; walk.left > 0; walk.next(blocks_of(slot.tile)), ++used)
-        add((static_cast<i64>(slot.tile.sum_block + walk.block) * args.heads_q + walk.head) * 2 + warpgroup,
-            slot.tile.index);
+      while (walk.left > 0) {
+        claim(place, slot.tile.index, before);
+        const bool first = before == 0;
+        const u32 current = place;
+        walk.next(blocks_of(slot.tile));
+        if (walk.left > 0) {
+          place = place_of(slot, walk);
+          before = load_relaxed(args.added + place);  // arrives while this block is sent
+        }
+        send(current, slot.tile.index, first);
+        ++used;
+      }
       barrier_arrive(smem_address(&shared.slot_empty[buffer]));
     }
   }
 
-  /// `index`: of the tile in its document.
-  __device__ void add(i64 place, int index) {
-    HopperBackwardShared& shared = hopper_shared();
+ private:
+  /// Below 2^32: there are fewer than 2^30 tiles and heads, and at most two blocks per tile.
+  __device__ u32 place_of(const HopperBackwardSlot& slot, const HopperWalk& walk) const {
+    return (static_cast<u32>(slot.tile.sum_block + walk.block) * args.heads_q + walk.head) * 2 + warpgroup;
+  }
+  /// Waits for dQ, and until it may be added. `index`: of the tile in its document. `before`: who has added, as
+  /// it was a while ago.
+  __device__ void claim(u32 place, int index, int& before) const {
     int* const added = args.added + place;
-    int before = load_relaxed(added);  // arrives while dQ is formed
     if constexpr (Config::kOrdered)
       while (before != index) before = load_relaxed(added);
-    barrier_wait(smem_address(&shared.dq_full[warpgroup]), used & 1);
+    barrier_wait(smem_address(&hopper_shared().dq_full[warpgroup]), used & 1);
     if constexpr (!Config::kOrdered) {
       if (before == 0) before = exchange_if(added, 0, kHopperClaimed);
       while (before == kHopperClaimed) before = load_relaxed(added);
     }
-    float* const target = args.dq_sum + place * HopperDqShape::kFloats;
-    if (before == 0)
+  }
+  __device__ void send(u32 place, int index, bool first) const {
+    float* const target = args.dq_sum + static_cast<u64>(place) * HopperDqShape::kFloats;
+    if (first)
       bulk_store(target, dq_address(warpgroup), Shape::kDqBytes);
     else
       bulk_add(target, dq_address(warpgroup), Shape::kDqBytes);
     tma_store_commit();
     tma_store_wait_read();
-    barrier_arrive(smem_address(&shared.dq_empty[warpgroup]));
-    if (Config::kOrdered || before == 0) {
+    barrier_arrive(smem_address(&hopper_shared().dq_empty[warpgroup]));
+    if (Config::kOrdered || first) {
       bulk_wait();
-      store_release(added, Config::kOrdered ? index + 1 : kHopperStored);
+      store_release(args.added + place, Config::kOrdered ? index + 1 : kHopperStored);
     }
   }
 };
