@@ -29,9 +29,6 @@ __device__ inline bool named_barrier_any(int barrier, int threads, bool mine) {
 /// Shared memory written by ordinary stores becomes visible to wgmma and TMA.
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
-/// Between accesses by ordinary instructions and by the copy engine, global memory included.
-__device__ inline void fence_all_proxies() { asm volatile("fence.proxy.async;\n" ::: "memory"); }
-
 __device__ inline int load_acquire(const int* from) {
   int value;
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n" : "=r"(value) : "l"(from) : "memory");

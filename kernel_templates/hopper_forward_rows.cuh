@@ -159,14 +159,14 @@ struct HopperConsumer {
     float s[kN / 2], alpha[2];
     await(shared.k_full, used + 1);
     await_turn();
-    pin_registers(out);
-    pin_registers(p);
+    pin_eights(out);
+    pin_eights(p);
     multiply_qk(s, used + 1);
     await(shared.v_full, used);
     multiply_pv(used, accumulate);
     pass_turn();
     wgmma_wait<1>();
-    pin_registers(s);
+    pin_eights(s);
     release(&shared.k_empty[buffer_of<Config::kStages>(used + 1)]);
     if constexpr (kMasked) {
       int end[2];
@@ -175,8 +175,8 @@ struct HopperConsumer {
     }
     softmax<false, kMasked>(s, alpha);
     wgmma_wait<0>();
-    pin_registers(out);
-    pin_registers(p);
+    pin_eights(out);
+    pin_eights(p);
     release(&shared.v_empty[buffer_of<Config::kStages>(used)]);
     ++used;
     pack_p(s);
@@ -203,7 +203,7 @@ struct HopperConsumer {
     await(hopper_shared().k_full, used);
     multiply_qk(s, used);
     wgmma_wait<0>();
-    pin_registers(s);
+    pin_eights(s);
     first_softmax(s, keys);
     pack_p(s);
   }
@@ -224,12 +224,12 @@ struct HopperConsumer {
   __device__ void close_tile(bool accumulate) {
     HopperShared& shared = hopper_shared();
     await(shared.v_full, used);
-    pin_registers(out);
-    pin_registers(p);
+    pin_eights(out);
+    pin_eights(p);
     multiply_pv(used, accumulate);
     wgmma_wait<0>();
-    pin_registers(out);
-    pin_registers(p);
+    pin_eights(out);
+    pin_eights(p);
     if (tile().rows_at >= 0) keep_apart();
     release(&shared.v_empty[buffer_of<Config::kStages>(used)]);
     finish();
@@ -274,44 +274,51 @@ struct HopperConsumer {
   __device__ void redo_panels(KeyRange keys, int begin, int end) {
     if constexpr (kPanel < Shape::kPanelsV) {
       constexpr int kWide = Shape::kColumns - kPanel * 64 < 64 ? Shape::kColumns - kPanel * 64 : 64;
-      const int thread = threadIdx.x % 128;
-      const u32 scratch = q_address(buffer()) + warpgroup * 64 * 128;
-      const u32 panel = v_address(buffer_of<Config::kStages>(used)) + kPanel * Shape::kPanelK;
       float part[kWide / 2];
-#pragma unroll
-      for (int chunk = 0; chunk < kN; chunk += 64) {
-#pragma unroll 1
-        for (int i = thread; i < min(64, kN - chunk) * 8; i += 128) {
-          const int key = chunk + i / 8;
-          u32 word[4] = {0, 0, 0, 0};
-          if (key >= keys.begin && key < keys.end)
-            asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];\n"
-                         : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                         : "r"(panel + key * 128 + i % 8 * 16)
-                         : "memory");
-          asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};\n" ::"r"(scratch + i * 16), "r"(word[0]),
-                       "r"(word[1]), "r"(word[2]), "r"(word[3])
-                       : "memory");
-        }
-        fence_async_proxy();
-        named_barrier(4 + warpgroup, 128);
-        pin_registers(p);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < (kN - chunk < 64 ? kN - chunk : 64) / 16; ++k)
-          Wgmma<kWide>::template from_registers<Config::kBf16, 1>(
-              part, p + chunk / 4 + 4 * k, descriptor(scratch, 0) + k * 2048 / 16, chunk + k > 0);
-        wgmma_commit();
-        wgmma_wait<0>();
-        pin_registers(part);
-        named_barrier(4 + warpgroup, 128);
-      }
+      redo_chunks<kPanel, 0>(part, keys);
 #pragma unroll
       for (int i = 0; i < kWide / 2; ++i) {
         const int token = row_of(i / 2 % 2) / Config::kPack;
         if (token >= begin && token < end) out[kPanel * 32 + i] = part[i];
       }
       redo_panels<kPanel + 1>(keys, begin, end);
+    }
+  }
+  /// part (+)= P * V of the 64 keys from kChunk on and those after them. A constant, as the compiler would
+  /// unroll a loop over chunks last, and its body for any number of steps before.
+  template <int kPanel, int kChunk, int kCount>
+  __device__ void redo_chunks(float (&part)[kCount], KeyRange keys) {
+    if constexpr (kChunk < kN) {
+      constexpr int kKeys = kN - kChunk < 64 ? kN - kChunk : 64;
+      const int thread = threadIdx.x % 128;
+      const u32 scratch = q_address(buffer()) + warpgroup * 64 * 128;
+      const u32 panel = v_address(buffer_of<Config::kStages>(used)) + kPanel * Shape::kPanelK;
+#pragma unroll 1
+      for (int i = thread; i < kKeys * 8; i += 128) {
+        const int key = kChunk + i / 8;
+        u32 word[4] = {0, 0, 0, 0};
+        if (key >= keys.begin && key < keys.end)
+          asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];\n"
+                       : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                       : "r"(panel + key * 128 + i % 8 * 16)
+                       : "memory");
+        asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};\n" ::"r"(scratch + i * 16), "r"(word[0]),
+                     "r"(word[1]), "r"(word[2]), "r"(word[3])
+                     : "memory");
+      }
+      fence_async_proxy();
+      named_barrier(4 + warpgroup, 128);
+      pin_eights(p);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kKeys / 16; ++k)
+        Wgmma<kCount * 2>::template from_registers<Config::kBf16, 1>(
+            part, p + kChunk / 4 + 4 * k, descriptor(scratch, 0) + k * 2048 / 16, kChunk + k > 0);
+      wgmma_commit();
+      wgmma_wait<0>();
+      pin_eights(part);
+      named_barrier(4 + warpgroup, 128);
+      redo_chunks<kPanel, kChunk + 64>(part, keys);
     }
   }
 

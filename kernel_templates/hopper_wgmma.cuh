@@ -188,6 +188,28 @@ __device__ inline void pin_registers(u32 (&x)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i])::"memory");
 }
 
+/// The same, eight to a statement: compiles faster. In the backward it makes the compiler order things
+/// otherwise.
+#define BDCP_PIN_EIGHT(constraint, x, i)                                                             \
+  asm volatile(""                                                                                    \
+               : constraint(x[i]), constraint(x[i + 1]), constraint(x[i + 2]), constraint(x[i + 3]), \
+                 constraint(x[i + 4]), constraint(x[i + 5]), constraint(x[i + 6]),                   \
+                 constraint(x[i + 7])::"memory")
+template <int kCount>
+__device__ inline void pin_eights(float (&x)[kCount]) {
+  static_assert(kCount % 8 == 0);
+#pragma unroll
+  for (int i = 0; i < kCount; i += 8) BDCP_PIN_EIGHT("+f", x, i);
+}
+template <int kCount>
+__device__ inline void pin_eights(u32 (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount / 8 * 8; i += 8) BDCP_PIN_EIGHT("+r", x, i);
+#pragma unroll
+  for (int i = kCount / 8 * 8; i < kCount; ++i) asm volatile("" : "+r"(x[i])::"memory");
+}
+#undef BDCP_PIN_EIGHT
+
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
 template <int kPending>
