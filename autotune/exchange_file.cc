@@ -75,7 +75,7 @@ std::string with_row(const std::string& before, const std::string& origin,
   } else {
     *same = row;
   }
-  const std::string text = document.dump(1) + "\n";
+  std::string text = document.dump(1) + "\n";
   (void)policy::MeasuredExchange::parse(text, origin);
   return text;
 }

@@ -61,6 +61,7 @@ void Team::run(const std::function<void(int, const Barrier&)>& body) const {
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(world()));
   for (int rank = 0; rank < world(); ++rank) {
     threads.emplace_back([&, rank] {
       try {

@@ -135,8 +135,11 @@ void raise_reported_errors(std::span<const RankReport> reports) {
     }
   }
   std::string text;
-  for (const auto& [what, who] : texts)
-    text += (text.empty() ? "" : "; ") + (reports.size() > 1 ? who + ": " + what : what);
+  for (const auto& [what, who] : texts) {
+    if (!text.empty()) text += "; ";
+    if (reports.size() > 1) text.append(who).append(": ");
+    text += what;
+  }
   // What ends one process does not end the others.
   if (reports.size() > 1 && (code == ErrorCode::device_lost || code == ErrorCode::forked))
     code = ErrorCode::peer_failed;

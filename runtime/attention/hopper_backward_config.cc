@@ -38,12 +38,12 @@ int hopper_backward_smem(const CallShape& shape, const HopperBackwardConfig& c) 
 }
 
 std::size_t hopper_dq_sums(const CallShape& shape, const HopperBackwardConfig& config) {
-  return static_cast<std::size_t>(config.rows * dq_columns(shape, config));
+  return static_cast<std::size_t>(config.rows) * static_cast<std::size_t>(dq_columns(shape, config));
 }
 
 std::size_t hopper_part_floats(const CallShape& shape, const HopperBackwardConfig& config) {
-  const auto columns = [](int dim) { return (dim + 15) / 16 * 16; };
-  return static_cast<std::size_t>(config.keys * (columns(shape.head_dim) + columns(shape.dim_v())));
+  const auto columns = [](int dim) { return static_cast<std::size_t>(dim + 15) / 16 * 16; };
+  return static_cast<std::size_t>(config.keys) * (columns(shape.head_dim) + columns(shape.dim_v()));
 }
 
 jit::KernelSpec hopper_backward_spec(const CallShape& shape, const std::string& arch, const Options& options) {

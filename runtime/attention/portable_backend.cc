@@ -282,8 +282,8 @@ class PortableAttention final : public PreparedAttention {
 
   void launch(Kernel which, bool aligned, std::size_t ctas, unsigned threads, void* args, Stream stream) const {
     if (ctas == 0) return;
-    const PreparedKernel& kernel =
-        (*kernels_)[static_cast<std::size_t>((aligned ? kernels_of(shape_) : 0) + which)];
+    const int index = (aligned ? kernels_of(shape_) : 0) + which;
+    const PreparedKernel& kernel = (*kernels_)[static_cast<std::size_t>(index)];
     // The others follow one of this call's own kernels, and wait for it themselves.
     const bool early = which != kForward && which != kDelta;
     attention::launch(*device_, kernel, {static_cast<unsigned>(ctas), 1, 1}, threads, args, stream, early);

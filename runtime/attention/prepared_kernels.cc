@@ -44,7 +44,7 @@ std::shared_ptr<const PreparedKernels> KernelMemo::get(
   for (std::size_t i = 0; i < specs.size(); ++i) (*later)[i].compiled = context.cache->get(specs[i]);
   std::unique_lock lock(mutex_);
   if (entries_.size() >= kMostEntries) entries_.clear();
-  entries_.emplace_back(std::move(key), std::move(later));
+  entries_.emplace_back(key, std::move(later));
   return kernels;
 }
 

@@ -84,6 +84,7 @@ void add_implied_fields(ConsensusInput& input) {
 
 std::string describe_calls(const std::vector<ConsensusInput>& inputs) {
   std::vector<LedgerSnapshot> ledgers;
+  ledgers.reserve(inputs.size());
   for (const ConsensusInput& input : inputs) ledgers.push_back(input.calls.value_or(LedgerSnapshot{}));
   return describe_ledger_difference(ledgers);
 }
@@ -127,6 +128,7 @@ std::vector<std::string> agree(Group& group, const ConsensusInput& input, Deadli
   if (!same) raise_differences(group, inputs);
 
   std::vector<std::string> facts;
+  facts.reserve(inputs.size());
   for (ConsensusInput& each : inputs) facts.push_back(std::move(each.facts));
   return facts;
 }

@@ -1,10 +1,10 @@
 #include "comm/detached.h"
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <cstdlib>
 #include <mutex>
 #include <thread>

@@ -234,6 +234,7 @@ std::vector<std::shared_ptr<Group>> make_in_process_groups(std::string name, std
   const int size = static_cast<int>(hosts.size());
   auto shared = std::make_shared<Shared>(std::move(name), std::move(hosts));
   std::vector<std::shared_ptr<Group>> groups;
+  groups.reserve(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) groups.push_back(std::make_shared<InProcessGroup>(shared, rank));
   return groups;
 }

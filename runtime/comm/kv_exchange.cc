@@ -160,8 +160,8 @@ std::vector<jit::KernelSpec> required_kernels(DType dtype, bool payload_f32, con
   return {reduce_spec(dtype, payload_f32 ? DType::f32 : dtype, arch)};
 }
 
-KvExchange::KvExchange(std::shared_ptr<Group> group, const plan::GlobalPlan& global, const plan::RankPlan& plan,
-                       const CallShape& shape, const KvExchangeOptions& options)
+KvExchange::KvExchange(const std::shared_ptr<Group>& group, const plan::GlobalPlan& global,
+                       const plan::RankPlan& plan, const CallShape& shape, const KvExchangeOptions& options)
     : impl_(std::make_unique<Impl>(group, options,
                                    make_kv_layout(global, plan, shape, options.path, options.payload_f32,
                                                   group && group->contiguous_only(options.device.get())))) {

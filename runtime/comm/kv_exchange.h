@@ -35,7 +35,7 @@ std::vector<jit::KernelSpec> required_kernels(DType dtype, bool payload_f32, con
 class KvExchange {
  public:
   /// `group` may be null in a world of one. Throws Error(compile_failed, ...) if the kernel cannot be had.
-  KvExchange(std::shared_ptr<Group> group, const plan::GlobalPlan& global, const plan::RankPlan& plan,
+  KvExchange(const std::shared_ptr<Group>& group, const plan::GlobalPlan& global, const plan::RankPlan& plan,
              const CallShape& shape, const KvExchangeOptions& options);
   ~KvExchange();
 

@@ -10,7 +10,7 @@ namespace {
 
 /// The failure, and where this rank was when it learnt of it. `place`: "in", "before" or "after".
 Error seen_at(const Failure& failure, int rank, const std::string& group, const char* place, Call call) {
-  const Error error = as_seen_by(rank, failure, group);
+  Error error = as_seen_by(rank, failure, group);
   if (failure.everywhere) return error;  // names its call itself
   Error told(error.code(),
              fmt::format("{}; seen by rank {} {} the {}", error.message(), rank, place, to_string(call)),

@@ -53,7 +53,7 @@ class AdoptedBroadcast {
     }
     device_->download(message.data(), memory.get(), kMostBytes);
     comm::Reader reader(message);
-    const std::string told(reader.text());
+    std::string told(reader.text());
     require(reader.ok(), ErrorCode::nccl_error,
             "the broadcast over the given communicator carried other bytes");
     return told;

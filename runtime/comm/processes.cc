@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -87,6 +88,7 @@ std::vector<std::uint16_t> ports_of(const Launch& launch) {
       sha256(fmt::format("bdcp rendezvous\n{}\n{}\n{}", launch.run_id, launch.restart, launch.master_port));
   const int start = static_cast<int>(Reader(digest).number<std::uint32_t>() % kPorts);
   std::vector<std::uint16_t> ports;
+  ports.reserve(kDerivedPorts);
   for (int i = 0; i < kDerivedPorts; ++i)
     ports.push_back(static_cast<std::uint16_t>(kFirstPort + (start + i) % kPorts));
   return ports;
@@ -201,8 +203,8 @@ Communicator Communicator::from_broadcast(int rank, int size, const Broadcast& b
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("broadcast returned {} bytes on rank {}, which are not what rank 0 gave",
                             told.size(), rank));
-  std::vector<int> ranks;
-  for (int r = 0; r < size; ++r) ranks.push_back(r);
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
   const Joining joining{job,  settings.options.name, ranks, rank, settings.options.host, settings.interface_ip,
                         false};
   return assemble(std::move(reactor), settings, joining, [&] { return endpoints; });

@@ -76,7 +76,7 @@ RendezvousHub::RendezvousHub(Reactor& reactor, JobKey job, std::shared_ptr<const
     : reactor_(reactor), job_(std::move(job)), log_(std::move(log)) {}
 
 std::shared_ptr<RendezvousHub> RendezvousHub::start(Reactor& reactor, Fd listener, const JobKey& job,
-                                                    std::shared_ptr<const Log> log) {
+                                                    const std::shared_ptr<const Log>& log) {
   std::shared_ptr<RendezvousHub> hub(new RendezvousHub(reactor, job, log));
   std::weak_ptr<RendezvousHub> weak = hub;
   auto acceptor = std::make_shared<Acceptor>(

@@ -27,7 +27,7 @@ struct JobKey {
 class RendezvousHub final : public Reactor::Watch, public std::enable_shared_from_this<RendezvousHub> {
  public:
   static std::shared_ptr<RendezvousHub> start(Reactor& reactor, Fd listener, const JobKey& job,
-                                              std::shared_ptr<const Log> log);
+                                              const std::shared_ptr<const Log>& log);
 
   Deadline due() const override { return rooms_.empty() ? Deadline::max() : next_notice_; }
   void on_due() override;

@@ -73,11 +73,11 @@ class Sending final : public RowStream {
         put(header_, static_cast<std::uint64_t>(bytes()));
       }
       if (header_done_ < kHeader) {
-        const Moved moved = write_some(fd, header_.data() + header_done_, kHeader - header_done_);
+        Moved moved = write_some(fd, header_.data() + header_done_, kHeader - header_done_);
         header_done_ += moved.bytes;
         if (moved.closed || header_done_ < kHeader) return moved;
       }
-      const Moved moved = write_some(fd, memory() + done_, bytes() - done_);
+      Moved moved = write_some(fd, memory() + done_, bytes() - done_);
       done_ += moved.bytes;
       if (moved.closed || done_ < bytes()) return moved;
       end();
@@ -96,7 +96,7 @@ class Receiving final : public RowStream {
         header_.assign(kHeader, '\0');
       }
       if (header_done_ < kHeader) {
-        const Moved moved = read_some(fd, header_.data() + header_done_, kHeader - header_done_);
+        Moved moved = read_some(fd, header_.data() + header_done_, kHeader - header_done_);
         header_done_ += moved.bytes;
         if (moved.closed || header_done_ < kHeader) return moved;
         Reader reader(header_);
@@ -106,7 +106,7 @@ class Receiving final : public RowStream {
                   fmt::format("transfer {} of {} bytes came, {} of {} was expected", theirs, size, number,
                               bytes())};
       }
-      const Moved moved = read_some(fd, memory() + done_, bytes() - done_);
+      Moved moved = read_some(fd, memory() + done_, bytes() - done_);
       done_ += moved.bytes;
       if (moved.closed || done_ < bytes()) return moved;
       if (!ops_.front().contiguous()) copy_on_host(ops_.front(), packed_like(ops_.front(), staging_.data()));

@@ -50,7 +50,7 @@ std::string in_library_path(const std::string& name) {
     const std::size_t end = rest.find(':');
     const std::string_view folder = rest.substr(0, end);
     if (!folder.empty()) {
-      const std::string path = fmt::format("{}/{}", folder, name);
+      std::string path = fmt::format("{}/{}", folder, name);
       if (is_file(path)) return path;
     }
     rest = end == std::string_view::npos ? std::string_view() : rest.substr(end + 1);
@@ -63,7 +63,7 @@ std::string in_loader_cache(const std::string& cache, const std::string& name) {
   const std::string tail = "/" + name + '\0';
   for (std::size_t at = cache.find(tail); at != std::string::npos; at = cache.find(tail, at + 1)) {
     const std::size_t begin = cache.rfind('\0', at) + 1;
-    const std::string path = cache.substr(begin, at - begin + tail.size() - 1);
+    std::string path = cache.substr(begin, at - begin + tail.size() - 1);
     // 32-bit twins share the cache; their folders are named after their ABI.
     if (path.find("/lib32/") == std::string::npos && path.find("i386") == std::string::npos && is_file(path))
       return path;
@@ -100,7 +100,7 @@ std::shared_ptr<const DynamicLibrary> DynamicLibrary::open(const std::vector<std
   }
   for (const std::string& folder : folders) {
     for (const std::string& name : names) {
-      const std::string path = folder + "/" + name;
+      const std::string path = fmt::format("{}/{}", folder, name);
       if (!is_file(path)) continue;
       if (void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return result(handle, path);
       detail = last_dl_error();
@@ -136,7 +136,7 @@ std::string DynamicLibrary::locate(const std::vector<std::string>& names, const 
   }
   for (const std::string& folder : folders)
     for (const std::string& name : names)
-      if (std::string path = folder + "/" + name; is_file(path)) return path;
+      if (std::string path = fmt::format("{}/{}", folder, name); is_file(path)) return path;
   if (why) *why = not_found(names, "", folders);
   return {};
 }

@@ -111,7 +111,7 @@ std::optional<CubinStore::Hit> CubinStore::find_in(const std::string& root, bool
   if (!build.empty()) return read(entry_path(root, key, build), seed, key, build);
   const std::string folder = folder_of(root, key);
   for (const std::string& name : list(folder, prefix_of(key), kCubinSuffix))
-    if (auto hit = read(folder + "/" + name, seed, key, build)) return hit;
+    if (auto hit = read(fmt::format("{}/{}", folder, name), seed, key, build)) return hit;
   return std::nullopt;
 }
 

@@ -87,7 +87,7 @@ struct KernelCache::Impl {
     std::atomic<std::uint64_t> attempts{0};
   };
 
-  Impl(CacheOptions o, Env env, std::shared_ptr<const Log> l, SourceSet s)
+  Impl(CacheOptions o, const Env& env, std::shared_ptr<const Log> l, SourceSet s)
       : options(std::move(o)),
         log(std::move(l)),
         sources(s),
@@ -266,8 +266,9 @@ bool KernelCache::Impl::reject(const KernelSpec& spec, const Compiled& refused, 
   return true;
 }
 
-KernelCache::KernelCache(CacheOptions options, Env env, std::shared_ptr<const Log> log, SourceSet sources)
-    : impl_(std::make_unique<Impl>(std::move(options), std::move(env), std::move(log), sources)) {}
+KernelCache::KernelCache(CacheOptions options, const Env& env, std::shared_ptr<const Log> log,
+                         SourceSet sources)
+    : impl_(std::make_unique<Impl>(std::move(options), env, std::move(log), sources)) {}
 KernelCache::~KernelCache() = default;
 
 Compiled KernelCache::get(const KernelSpec& spec) { return impl_->get(spec); }

@@ -48,7 +48,7 @@ struct CacheOptions {
 class KernelCache {
  public:
   /// `sources`: the templates; they must outlive the cache. `log` may be null.
-  KernelCache(CacheOptions options, Env env, std::shared_ptr<const Log> log,
+  KernelCache(CacheOptions options, const Env& env, std::shared_ptr<const Log> log,
               SourceSet sources = embedded_sources());
   ~KernelCache();
 

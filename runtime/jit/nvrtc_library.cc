@@ -82,7 +82,8 @@ NvrtcFile locate_nvrtc(const Env& env, std::string* why) {
 struct NvrtcLibrary::Table {
   std::vector<std::shared_ptr<const device::DynamicLibrary>> builtins;
   std::shared_ptr<const device::DynamicLibrary> library;
-#define BDCP_DECLARE(name) decltype(&::name) name = nullptr;
+#define BDCP_DECLARE(name) \
+  decltype(&::name) name = nullptr;  // NOLINT(bugprone-macro-parentheses): a declarator
   BDCP_NVRTC_FUNCTIONS(BDCP_DECLARE)
 #undef BDCP_DECLARE
 };

@@ -66,7 +66,8 @@ void find_leaves(const json& root, const json& node, const std::string& pointer,
     out.push_back(pointer);
     return;
   }
-  for (const auto& [key, value] : properties->items()) find_leaves(root, value, pointer + "/" + key, out);
+  for (const auto& [key, value] : properties->items())
+    find_leaves(root, value, fmt::format("{}/{}", pointer, key), out);
 }
 
 }  // namespace
