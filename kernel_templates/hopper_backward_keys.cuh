@@ -173,9 +173,7 @@ struct HopperKeyConsumer : HopperKeyWork {
     HopperBackwardShared& shared = hopper_shared();
 #pragma unroll 1
     for (;; ++round) {
-      const int buffer = buffer_of<Config::kSlots>(round);
-      barrier_wait(smem_address(&shared.tile_full[buffer]), parity_of<Config::kSlots>(round));
-      if (uniform(slot().head) < 0) return;
+      if (uniform(await_slot(round).head) < 0) return;
       walk();
       bool whole = true;
       if constexpr (Config::kSplit) whole = slot().group < 0 || HopperParts::sum(args, slot(), dk, dv);
@@ -184,7 +182,7 @@ struct HopperKeyConsumer : HopperKeyWork {
         store_one<Config::kDimV, Shape::kColumnsV>(args.dv, dv, 1.f);
       }
       __syncwarp();
-      release(&shared.slot_empty[buffer]);
+      release(&shared.slot_empty[buffer_of<Config::kSlots>(round)]);
     }
   }
 };

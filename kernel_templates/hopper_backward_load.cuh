@@ -199,15 +199,14 @@ struct HopperRowProducer {
     HopperBackwardShared& shared = hopper_shared();
 #pragma unroll 1
     for (int round = 0;; ++round) {
-      const int buffer = buffer_of<Config::kSlots>(round);
-      barrier_wait(smem_address(&shared.tile_full[buffer]), parity_of<Config::kSlots>(round));
-      const HopperBackwardSlot& slot = shared.slots[buffer];
+      const HopperBackwardSlot& slot = await_slot(round);
       if (slot.head < 0) return;
       const int blocks = blocks_of(slot.tile);
       HopperWalk walk(blocks, slot.q_head, slot.heads);
       const int q_begin = slot.tile.q_begin, q_end = slot.tile.q_end;
       __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_arrive(smem_address(&shared.slot_empty[buffer]));
+      if (threadIdx.x % 32 == 0)
+        barrier_arrive(smem_address(&shared.slot_empty[buffer_of<Config::kSlots>(round)]));
       if (walk.left < kAhead) draw_next();
 #pragma unroll 1
       for (; walk.left > 0; walk.next(blocks), ++used) {

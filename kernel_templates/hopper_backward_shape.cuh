@@ -97,6 +97,13 @@ __device__ inline HopperBackwardShared& hopper_shared() {
 static_assert(kHopperBackwardBuffers + sizeof(HopperBackwardShared) <= Config::kSmem,
               "the host asks for less shared memory than the kernel lays out");
 
+/// The slot of a round's tile, once the tile is named; its head is negative after the last one.
+__device__ inline const HopperBackwardSlot& await_slot(int round) {
+  HopperBackwardShared& shared = hopper_shared();
+  const int buffer = buffer_of<Config::kSlots>(round);
+  barrier_wait(smem_address(&shared.tile_full[buffer]), parity_of<Config::kSlots>(round));
+  return shared.slots[buffer];
+}
 __device__ inline int blocks_of(const HopperKeyTile& tile) {
   return (tile.q_end - tile.q_begin + Config::kM - 1) / Config::kM;
 }

@@ -23,12 +23,9 @@ struct HopperAdder {
   __device__ HopperAdder(const HopperBackwardArgs& a, int which) : args(a), warpgroup(which) {}
 
   __device__ void run() {
-    HopperBackwardShared& shared = hopper_shared();
 #pragma unroll 1
     for (int round = 0;; ++round) {
-      const int buffer = buffer_of<Config::kSlots>(round);
-      barrier_wait(smem_address(&shared.tile_full[buffer]), parity_of<Config::kSlots>(round));
-      const HopperBackwardSlot& slot = shared.slots[buffer];
+      const HopperBackwardSlot& slot = await_slot(round);
       if (slot.head < 0) return;
       // The tile is read from shared memory where it is needed, to save registers.
       const bool none = Shape::kWide || slot.tile.sum_block < 0;
@@ -37,8 +34,7 @@ struct HopperAdder {
       int before = walk.left > 0 ? load_relaxed(args.added + place) : 0;
 #pragma unroll 1
       while (walk.left > 0) {
-        claim(place, slot.tile.index, before);
-        const bool first = before == 0;
+        const bool first = claim(place, slot.tile.index, before);
         const u32 current = place;
         walk.next(blocks_of(slot.tile));
         if (walk.left > 0) {
@@ -48,7 +44,7 @@ struct HopperAdder {
         send(current, slot.tile.index, first);
         ++used;
       }
-      barrier_arrive(smem_address(&shared.slot_empty[buffer]));
+      barrier_arrive(smem_address(&hopper_shared().slot_empty[buffer_of<Config::kSlots>(round)]));
     }
   }
 
@@ -57,9 +53,9 @@ struct HopperAdder {
   __device__ u32 place_of(const HopperBackwardSlot& slot, const HopperWalk& walk) const {
     return (static_cast<u32>(slot.tile.sum_block + walk.block) * args.heads_q + walk.head) * 2 + warpgroup;
   }
-  /// Waits for dQ, and until it may be added. `index`: of the tile in its document. `before`: who has added, as
-  /// it was a while ago.
-  __device__ void claim(u32 place, int index, int& before) const {
+  /// Waits for dQ, and until it may be added; whether it is the first. `index`: of the tile in its document.
+  /// `before`: who has added, as it was a while ago.
+  __device__ bool claim(u32 place, int index, int before) const {
     int* const added = args.added + place;
     if constexpr (Config::kOrdered)
       while (before != index) before = load_relaxed(added);
@@ -68,6 +64,7 @@ struct HopperAdder {
       if (before == 0) before = exchange_if(added, 0, kHopperClaimed);
       while (before == kHopperClaimed) before = load_relaxed(added);
     }
+    return before == 0;
   }
   __device__ void send(u32 place, int index, bool first) const {
     float* const target = args.dq_sum + static_cast<u64>(place) * HopperDqShape::kFloats;

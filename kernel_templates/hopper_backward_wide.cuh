@@ -207,9 +207,7 @@ struct HopperWideConsumer : HopperKeyWork {
     HopperBackwardShared& shared = hopper_shared();
 #pragma unroll 1
     for (;; ++round) {
-      barrier_wait(smem_address(&shared.tile_full[buffer_of<Config::kSlots>(round)]),
-                   parity_of<Config::kSlots>(round));
-      if (uniform(slot().head) < 0) return;
+      if (uniform(await_slot(round).head) < 0) return;
       float acc[(kScores ? Shape::kColumnsV : Shape::kColumns) / 2];
       if constexpr (kScores)
         walk_scores(acc);

@@ -67,10 +67,15 @@ Communicator assemble(std::unique_ptr<Reactor>&& reactor, const Settings& settin
                                                               }}));
 }
 
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 std::vector<int> members_of(const ProcessOptions& options, const Launch& launch) {
   std::vector<int> ranks = options.ranks;
-  if (ranks.empty())
-    for (int rank = 0; rank < launch.world; ++rank) ranks.push_back(rank);
+  if (ranks.empty()) ranks = all_ranks(launch.world);
   std::set<int> seen;
   for (const int rank : ranks) {
     if (rank < 0 || rank >= launch.world || !seen.insert(rank).second)
@@ -203,10 +208,8 @@ Communicator Communicator::from_broadcast(int rank, int size, const Broadcast& b
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("broadcast returned {} bytes on rank {}, which are not what rank 0 gave",
                             told.size(), rank));
-  std::vector<int> ranks(static_cast<std::size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  const Joining joining{job,  settings.options.name, ranks, rank, settings.options.host, settings.interface_ip,
-                        false};
+  const Joining joining{
+      job, settings.options.name, all_ranks(size), rank, settings.options.host, settings.interface_ip, false};
   return assemble(std::move(reactor), settings, joining, [&] { return endpoints; });
 }
 
