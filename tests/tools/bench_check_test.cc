@@ -272,7 +272,7 @@ TEST(BenchTime, WarmupIsShortWhereCallsAreLong) {
   EXPECT_EQ(further_warmup(5, 5000), 0);
 }
 
-TEST(BenchTime, MeanWaitIsOfCallsThatWereTimed) {
+TEST(BenchTime, ExposedIsWhatTheSlowestRankWouldSave) {
   const auto reading = [](double forward, double backward, std::uint64_t untimed) {
     ExposedExchange exposed;
     exposed.forward_us = forward;
@@ -280,11 +280,15 @@ TEST(BenchTime, MeanWaitIsOfCallsThatWereTimed) {
     exposed.untimed_waits = untimed;
     return exposed;
   };
-  const std::vector<ExposedExchange> readings = {reading(100, 7, 2), reading(110, 7, 2), reading(110, 8, 3),
-                                                 reading(140, 8, 3)};
-  EXPECT_EQ(mean_wait(readings, Direction::forward), 20.0);
-  EXPECT_EQ(mean_wait(readings, Direction::backward), 0.0);
-  EXPECT_EQ(mean_wait({reading(0, 0, 0), reading(5, 0, 1)}, Direction::forward), std::nullopt);
+  const CallTime timed = call_time(50, reading(100, 7, 2), reading(110, 8, 2), Direction::forward);
+  EXPECT_EQ(timed.all, 50.0);
+  EXPECT_EQ(timed.working, 40.0);
+  EXPECT_EQ(call_time(50, reading(100, 7, 2), reading(110, 8, 2), Direction::backward).working, 49.0);
+  const CallTime untimed = call_time(50, reading(0, 0, 0), reading(5, 0, 1), Direction::forward);
+  // One rank waits 60 for the other, which waits 10 itself.
+  EXPECT_EQ(mean_exposed({{101, 90}, untimed, {103, 90}}), 12.0);
+  EXPECT_EQ(mean_exposed({untimed}), std::nullopt);
+  EXPECT_EQ(mean_exposed({}), std::nullopt);
 }
 
 TEST(BenchReport, ExposedIsNullWhereNoCallWasTimed) {

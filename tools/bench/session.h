@@ -31,8 +31,8 @@ struct Outputs {
 struct Timing {
   double ms = 0;
   std::optional<double> host_us;  ///< host time of one prepared call; GPU only
-  /// World > 1: how long a call that all ranks begin together waits for the exchange after its own work; the
-  /// mean over the calls, of the slowest rank. None where no call could be timed.
+  /// World > 1: how much longer the exchange makes a call that all ranks begin together, see mean_exposed().
+  /// None where no call could be timed.
   std::optional<double> exposed_us;
 };
 
@@ -43,9 +43,17 @@ int host_layers(double gpu_ms);
 /// How many of `wanted` calls are left to warm up after two, by what the second took.
 int further_warmup(int wanted, double ms);
 
-/// The mean wait of a call in microseconds, by what its step said before the first call and after each. Calls
-/// with an untimed wait do not count; nullopt if none is left.
-std::optional<double> mean_wait(const std::vector<ExposedExchange>& readings, Direction direction);
+/// What one rank took for a call, in microseconds: all in all, and but for its waits for the exchange.
+struct CallTime {
+  double all = 0, working = 0;
+};
+/// `all_us`, and the waits by what the step said before the call and after it. Infinite where a wait went
+/// untimed: the call does not count then, whatever other ranks measured.
+CallTime call_time(double all_us, const ExposedExchange& before, const ExposedExchange& after,
+                   Direction direction);
+/// The mean, over calls, of what the slowest rank took less what the slowest would take without waits: a rank
+/// with little work that waits for one with much exposes nothing. nullopt if no call counts.
+std::optional<double> mean_exposed(const std::vector<CallTime>& slowest);
 
 /// Not thread safe. The team's ranks in this process share the place; every process of a team does the same
 /// calls.
@@ -92,6 +100,7 @@ class Session {
   std::vector<double> slowest(int iters, const std::function<double(int local, const Team::Barrier&)>& sample);
   void warm_up(Direction direction, int calls);
   double host_us(Direction direction, int layers);
+  CallTime timed_call(const Rank& rank, Direction direction, const Team::Barrier& barrier) const;
   std::optional<double> exposed_us(Direction direction, int calls);
 
   const Runtime& runtime_;

@@ -1,6 +1,7 @@
 // How a session is timed: CUDA events behind a delay on a GPU, wall clock on the host.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <mutex>
@@ -37,18 +38,24 @@ int further_warmup(int wanted, double ms) {
   return static_cast<int>(std::min<double>(std::max(wanted - 2, 0), fit(kMostWarmupMs, ms)));
 }
 
-std::optional<double> mean_wait(const std::vector<ExposedExchange>& readings, Direction direction) {
-  const auto waited = [&](const ExposedExchange& exposed) {
-    return direction == Direction::forward ? exposed.forward_us : exposed.backward_us;
-  };
+CallTime call_time(double all_us, const ExposedExchange& before, const ExposedExchange& after,
+                   Direction direction) {
+  constexpr double kUnknown = std::numeric_limits<double>::infinity();
+  if (after.untimed_waits != before.untimed_waits) return {kUnknown, kUnknown};
+  const double waited = direction == Direction::forward ? after.forward_us - before.forward_us
+                                                        : after.backward_us - before.backward_us;
+  return {all_us, all_us - waited};
+}
+
+std::optional<double> mean_exposed(const std::vector<CallTime>& slowest) {
   double sum = 0;
   int counted = 0;
-  for (std::size_t i = 1; i < readings.size(); ++i) {
-    if (readings[i].untimed_waits != readings[i - 1].untimed_waits) continue;
-    sum += waited(readings[i]) - waited(readings[i - 1]);
+  for (const CallTime& call : slowest) {
+    if (std::isinf(call.all) || std::isinf(call.working)) continue;
+    sum += call.all - call.working;
     ++counted;
   }
-  return counted > 0 ? std::optional(sum / counted) : std::nullopt;
+  return counted > 0 ? std::optional(std::max(sum / counted, 0.0)) : std::nullopt;
 }
 
 /// Work that keeps a stream busy while the host enqueues what is timed. A copy of scattered 8-byte pieces of a
@@ -171,23 +178,42 @@ double Session::host_us(Direction direction, int layers) {
   }));
 }
 
+CallTime Session::timed_call(const Rank& rank, Direction direction, const Team::Barrier& barrier) const {
+  const ExposedExchange before = rank.step->exposed_exchange();
+  barrier();  // else a rank also waits for those that are busy with the call before
+  if (place_.memory.host()) {
+    const Clock::time_point start = Clock::now();
+    call(rank, *rank.step, direction);
+    return call_time(microseconds_since(start), before, rank.step->exposed_exchange(), direction);
+  }
+  device::Device& device = place_.memory.device();
+  const device::OwnedEvent start = device.create_event(true), end = device.create_event(true);
+  device.record(start.get(), rank.stream.handle);
+  call(rank, *rank.step, direction);
+  device.record(end.get(), rank.stream.handle);
+  finish(rank);
+  return call_time(device.elapsed_ms(start.get(), end.get()) * 1e3, before, rank.step->exposed_exchange(),
+                   direction);
+}
+
 std::optional<double> Session::exposed_us(Direction direction, int calls) {
-  constexpr double kNone = -1;
-  const double us = slowest(1, [&](int index, const Team::Barrier& barrier) {
-                      const Rank& rank = ranks_[static_cast<std::size_t>(index)];
-                      call(rank, *rank.step, direction);
-                      finish(rank);
-                      std::vector<ExposedExchange> readings{rank.step->exposed_exchange()};
-                      for (int i = 0; i < calls; ++i) {
-                        // Else a rank also waits for those that are busy with the call before.
-                        barrier();
-                        call(rank, *rank.step, direction);
-                        finish(rank);
-                        readings.push_back(rank.step->exposed_exchange());
-                      }
-                      return mean_wait(readings, direction).value_or(kNone);
-                    }).front();
-  return us == kNone ? std::nullopt : std::optional(us);
+  std::vector<std::vector<CallTime>> times(ranks_.size());
+  const auto count = static_cast<std::size_t>(calls);
+  team_.run([&](int index, const Team::Barrier& barrier) {
+    const auto local = static_cast<std::size_t>(index);
+    for (int i = 0; i < calls; ++i) times[local].push_back(timed_call(ranks_[local], direction, barrier));
+  });
+  const auto slowest_of = [&](double CallTime::*which) {
+    std::vector<double> most(count, std::numeric_limits<double>::lowest());
+    for (const std::vector<CallTime>& of_rank : times)
+      for (std::size_t i = 0; i < count; ++i) most[i] = std::max(most[i], of_rank[i].*which);
+    team_.take_largest(most);
+    return most;
+  };
+  const std::vector<double> all = slowest_of(&CallTime::all), working = slowest_of(&CallTime::working);
+  std::vector<CallTime> slowest;
+  for (std::size_t i = 0; i < count; ++i) slowest.push_back({all[i], working[i]});
+  return mean_exposed(slowest);
 }
 
 double Session::time_begin_step(int iters) {
