@@ -10,6 +10,13 @@ struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
+/// Items are all tiles with the first `heads` heads, all tiles with the next ones, and so on: tiles of a few
+/// heads share what the L2 cache holds of long documents. Within a band heads are innermost.
+struct HeadBands {
+  int items;  ///< of a band: tiles * heads; at least as many as there are items if one band has all heads
+  int heads;
+};
+
 /// Key positions [begin, end).
 struct KeyRange {
   int begin, end;
@@ -36,9 +43,9 @@ struct HopperForwardArgs {
   const HopperTile* tiles;
   const KeyRange* visible;
   const int* tile_count;  ///< see ReferenceForwardArgs; null: item_count says it
-  /// Below 2^30: tiles * groups. Item i is tile i / groups with q heads from i % groups * Config::kPack on.
-  int item_count;
-  int groups;  ///< heads_q / Config::kPack
+  int item_count;         ///< below 2^30: tiles * groups
+  int groups;             ///< heads_q / Config::kPack
+  HeadBands bands;        ///< of groups
   int remote_len;
   /// Zero at the start, and again at the end: the CTAs draw their items from it. Null: items are dealt out.
   int* ticket;

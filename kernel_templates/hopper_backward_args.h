@@ -61,7 +61,9 @@ struct HopperBackwardArgs {
   int split_tiles;        ///< the first ones: an item per q head. Others have one per K/V head. 0 unless
                           ///< Config::kSplit
   const int* tile_count;  ///< see ReferenceForwardArgs, tiles that are not split; null: item_count says it
-  int item_count;         ///< below 2^30: split_tiles * heads_q + other tiles * heads_kv, heads innermost
+  /// Below 2^30: split_tiles * heads_q, heads innermost, and other tiles * heads_kv.
+  int item_count;
+  HeadBands bands;  ///< of K/V heads, for tiles that are not split
   int heads_q, heads_kv;
   int remote_len, shared_begin;
   float scale, scale_log2;

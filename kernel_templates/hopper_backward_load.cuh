@@ -84,13 +84,17 @@ struct HopperKeyProducer {
     return hopper_shared().slots[buffer_of<Config::kSlots>(round)];
   }
 
+  __device__ static int item_limit() { return 1 << 30; }
+
   __device__ void open_tile(int item) const {
     const int split_items = Config::kSplit ? args.split_tiles * args.heads_q : 0;
     const bool split = item < split_items;
     if (!split) item -= split_items;
-    int heads = split ? args.heads_q : args.heads_kv;
-    asm volatile("" : "+r"(heads), "+r"(item));  // what division by it needs would be kept
-    const int index = item / heads, head = item - index * heads;
+    int heads = split ? args.heads_q : args.bands.heads, band = split ? item_limit() : args.bands.items;
+    asm volatile("" : "+r"(heads), "+r"(band), "+r"(item));  // what division by it needs would be kept
+    const int skipped = item / band;
+    item -= skipped * band;
+    const int index = item / heads, head = skipped * heads + item - index * heads;
     const int tile = Config::kSplit && !split ? args.split_tiles + index : index;
     static_assert(sizeof(HopperKeyTile) == 64);
     HopperBackwardSlot& slot = this->slot();

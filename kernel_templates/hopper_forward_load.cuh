@@ -37,11 +37,15 @@ struct HopperProducer {
     if (value == item_count() - 1 && threadIdx.x % 32 == 0) *args.ticket = 0;
     return ctas + value;
   }
-  /// Opaque, since what division by it needs would be kept in registers.
-  __device__ int groups() const {
-    int groups = args.groups;
-    asm volatile("" : "+r"(groups));
-    return groups;
+  /// Which tile an item is, and which group of heads. Opaque, since what the divisions need would be kept in
+  /// registers.
+  __device__ int2 place(int item) const {
+    int band = args.bands.items, heads = args.bands.heads;
+    asm volatile("" : "+r"(band), "+r"(heads), "+r"(item));
+    const int skipped = item / band;
+    item -= skipped * band;
+    const int tile = item / heads;
+    return {tile, skipped * heads + item - tile * heads};
   }
   /// One word of a tile per lane.
   __device__ int load_tile(int item) const {
@@ -49,7 +53,7 @@ struct HopperProducer {
     if (item >= item_count()) return 0;
     int lane = threadIdx.x % kWords;
     asm volatile("" : "+r"(lane), "+r"(item));
-    return reinterpret_cast<const int*>(args.tiles + item / groups())[lane];
+    return reinterpret_cast<const int*>(args.tiles + place(item).x)[lane];
   }
 
   __device__ int word(int i) const { return __shfl_sync(0xffffffffu, mine, i); }
@@ -59,7 +63,7 @@ struct HopperProducer {
     mine = load_tile(item);
 #pragma unroll 1
     for (int round = 0;; ++round) {
-      const int group = item < item_count() ? item % groups() : -1;
+      const int group = item < item_count() ? place(item).y : -1;
       head = group * Config::kPack / Config::kRatio;
       int block = group < 0 ? 0 : static_cast<int>((static_cast<u32>(word(3) - word(2)) + kN - 1) / kN);
       loaded += block;

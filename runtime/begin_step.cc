@@ -126,6 +126,7 @@ class StepBuilder {
         comm::Group& group = *request_.comm.group();
         group.prepare(step.device_handle, comm::deadline_in(most));
         step.sm_margin = values.attention.sm_margin.value_or(group.transfer_sms(step.device_handle.get()));
+        step.margin_at_start = !values.attention.sm_margin;
       }
       for (std::size_t i = 0; i < request_.shapes.size(); ++i)
         step.shapes.push_back(assemble(values, draft, i));

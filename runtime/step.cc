@@ -142,6 +142,7 @@ void Step::forward(const ForwardArgs& a, Stream stream) const {
       transfers.emplace(*ps.exchange, stream, Direction::forward);
       transfers->start(a.k, a.v, landing);
       if (ps.exchange->moves()) call.sm_margin = step.sm_margin;
+      call.margin_at_start = step.margin_at_start;
       call.remote_k = ps.exchange->remote_k(landing);
       call.remote_v = ps.exchange->remote_v(landing);
     }
@@ -216,7 +217,7 @@ void Step::backward(const BackwardArgs& a, Stream stream) const {
         ps.attention->backward(call, attention::Part::remote, stream);
       }
       transfers->start_reduce(partials, gradients);
-      if (ps.exchange->moves()) call.sm_margin = step.sm_margin;
+      if (ps.exchange->moves() && !step.margin_at_start) call.sm_margin = step.sm_margin;
     }
     ps.attention->backward(call, attention::Part::local, stream);
     if (ps.exchange) transfers->finish_reduce(gradients, a.dk, a.dv);

@@ -55,6 +55,7 @@ struct Step::Impl {
   std::int64_t graph_documents = 0;        ///< room for captured calls of later layouts; 0: none
   std::optional<Recapture> recapture;
   int sm_margin = 0;                           ///< while a transfer is in flight
+  bool margin_at_start = false;                ///< only until it runs
   std::shared_ptr<comm::ExposureMeter> meter;  ///< the device's; null on the host and at world 1
   std::shared_ptr<comm::ExposedTime> exposed;
 

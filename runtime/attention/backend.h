@@ -48,6 +48,9 @@ struct ForwardCall {
   DropoutState dropout;
   std::int64_t global_q_offset = 0, global_k_offset = 0;  ///< packed-sequence index of row 0 / key position 0
   int sm_margin = 0;  ///< SMs that kernels which would fill the device leave to a transfer
+  /// Only until the transfer, which is enqueued already, has come to run: it then holds the SMs that it needs,
+  /// and gives them back to this call when it is done.
+  bool margin_at_start = false;
 };
 
 struct BackwardCall {
@@ -62,7 +65,9 @@ struct BackwardCall {
   BufferView workspace;
   DropoutState dropout;
   std::int64_t global_q_offset = 0, global_k_offset = 0;
-  int sm_margin = 0;  ///< as in ForwardCall
+  /// SMs that kernels which would fill the device leave to a transfer for as long as they run. A transfer finds
+  /// room at the start anyway: kernels of many short CTAs come first.
+  int sm_margin = 0;
 };
 
 /// Prepared for one shape and one rank plan; immutable; safe for concurrent calls with distinct workspaces.
@@ -109,6 +114,9 @@ struct PrepareContext {
   /// World size 1 only: what the prepared call launches then depends on the rows, the room and the kernels, but
   /// not on the documents.
   GraphRoom room{};
+  /// Of K/V, see plan::heads_at_once; 0: as the layout and the device have it. A divisor of the shape's
+  /// heads_kv.
+  int heads_at_once = 0;
   /// No call may ever come: kernels are loaded, but work lists are made, and uploaded, by the first call.
   bool lists_later = false;
 };

@@ -4,28 +4,20 @@
 
 #include <algorithm>
 #include <atomic>
-#include <numbers>
 #include <optional>
 #include <span>
 
 #include "attention/backend.h"
 #include "attention/call_checks.h"
-#include "attention/device_list.h"
 #include "attention/hopper_backward.h"
 #include "attention/hopper_config.h"
-#include "attention/hopper_maps.h"
-#include "attention/hopper_work.h"
-#include "attention/kernel_tensor.h"
-#include "attention/persistent_grid.h"
+#include "attention/hopper_forward.h"
 #include "attention/prepared_kernels.h"
 #include "base/check.h"
 #include "jit/kernel_info.h"
-#include "plan/document_groups.h"
 
 namespace bdcp::attention {
 namespace {
-
-using kernel::HopperForwardArgs;
 
 constexpr int kMinDim = 8, kMaxDim = 256;
 
@@ -48,7 +40,6 @@ class HopperAttention final : public PreparedAttention {
         on_downgrade_(context.on_downgrade),
         portable_(std::move(portable)) {
     const HopperLayout layout = layout_of(plan, options);
-    config_ = hopper_forward_config(shape, layout);
     kernels_ = memo.get(shape, options, static_cast<int>(layout), context, [&] {
       const std::string& arch = device_->facts().arch;
       std::vector<jit::KernelSpec> specs{hopper_forward_spec(shape, arch, layout)};
@@ -57,19 +48,7 @@ class HopperAttention final : public PreparedAttention {
           specs.push_back(std::move(spec));
       return specs;
     });
-    const std::int64_t key_bytes =
-        (shape.head_dim + shape.dim_v()) * static_cast<std::int64_t>(size_of(shape.dtype)) * shape.heads_kv;
-    const HopperWork work = make_hopper_work(plan, config_.tokens(), config_.keys, !options.batch_invariant,
-                                             plan::rows_in_cache(device_->facts().l2_bytes, key_bytes));
-    const GraphRoom& room = context.room;
-    const std::size_t room_for_tiles = room.pieces(plan.rows, config_.tokens());
-    const std::size_t most = std::max(work.tiles.size(), room_for_tiles);
-    require(most * groups() < (std::size_t{1} << 30), ErrorCode::unsupported, [&] {
-      return fmt::format("{} tiles of {} head groups; the kernel counts up to 2^30 items", most, groups());
-    });
-    tiles_ = DeviceList<kernel::HopperTile>(*context.tables, work.tiles, work.local_count, room_for_tiles);
-    visible_ =
-        DeviceList<kernel::KeyRange>(*context.tables, work.visible, work.visible.size(), room.each(plan.rows));
+    forward_.emplace(shape, plan, layout, options, context, (*kernels_)[kForward]);
     if (shape.backward)
       backward_.emplace(shape, plan, options, context, std::span(*kernels_).subspan(kForward + 1));
   }
@@ -82,38 +61,13 @@ class HopperAttention final : public PreparedAttention {
   void forward(const ForwardCall& call, Part part, Stream stream) const override {
     check_stream(*device_, stream);
     check_call(shape_, plan_, call);
-    const std::size_t items = tiles_.size(part) * groups();
-    if (items == 0) return;
+    if (!forward_->has_work(part)) return;
     const bool captured = tables_->use(stream.handle);
-    for (const ConstTensorView& view :
-         {call.q, call.k, call.v, call.remote_k, call.remote_v, ConstTensorView(call.out)})
-      if (!fits_tma(view)) {
-        note_misaligned();
-        return portable_->forward(call, part, stream);
-      }
-    HopperForwardArgs args{};
-    const int tokens = config_.tokens(), keys = config_.keys;
-    encode_packed(*device_, call.q, tokens, config_.pack, args.q);
-    encode_packed(*device_, call.out, tokens, config_.pack, args.out);
-    encode_keys(*device_, call.k, call.remote_k, keys, args.q, args.k, args.remote_k);
-    encode_keys(*device_, call.v, call.remote_v, keys, args.q, args.v, args.remote_v);
-    args.k_rows = to_kernel(call.k);
-    args.v_rows = to_kernel(call.v);
-    args.remote_k_rows = to_kernel(call.remote_k);
-    args.remote_v_rows = to_kernel(call.remote_v);
-    args.lse = call.lse.data;
-    args.lse_stride = call.lse.head_stride;
-    args.tiles = tiles_.part(part);
-    args.visible = visible_.data();
-    args.tile_count = tiles_.count();
-    args.item_count = static_cast<int>(items);
-    args.groups = static_cast<int>(groups());
-    args.remote_len = static_cast<int>(plan_.remote_len);
-    args.ticket = counters_->of(stream.handle, captured);
-    args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
-    const std::size_t ctas = persistent_ctas(items, device_->facts(), call.sm_margin);
-    launch(*device_, (*kernels_)[kForward], {static_cast<unsigned>(ctas), 1, 1},
-           static_cast<unsigned>(config_.threads()), &args, stream);
+    if (!HopperForward::takes(call)) {
+      note_misaligned();
+      return portable_->forward(call, part, stream);
+    }
+    forward_->launch(call, part, stream, counters_->of(stream.handle, captured));
   }
 
   void backward(const BackwardCall& call, Part part, Stream stream) const override {
@@ -137,8 +91,6 @@ class HopperAttention final : public PreparedAttention {
  private:
   static constexpr std::size_t kForward = 0;  // kernels of the backward follow
 
-  std::size_t groups() const { return static_cast<std::size_t>(shape_.heads_q / config_.pack); }
-
   void note_misaligned() const {
     // Marked only once it has been taken note of: a policy that refuses it refuses every call.
     if (!misaligned_.load() && on_downgrade_)
@@ -155,11 +107,9 @@ class HopperAttention final : public PreparedAttention {
   std::shared_ptr<device::StreamCounters> counters_;
   std::function<void(const Downgrade&)> on_downgrade_;
   std::shared_ptr<const PreparedAttention> portable_;
-  HopperForwardConfig config_;
   std::shared_ptr<const PreparedKernels> kernels_;
+  std::optional<HopperForward> forward_;
   std::optional<HopperBackward> backward_;
-  DeviceList<kernel::HopperTile> tiles_;
-  DeviceList<kernel::KeyRange> visible_;
   mutable std::atomic<bool> misaligned_{false};
 };
 

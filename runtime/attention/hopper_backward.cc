@@ -12,12 +12,15 @@
 #include "attention/persistent_grid.h"
 #include "base/check.h"
 #include "plan/document_groups.h"
+#include "plan/head_bands.h"
 
 namespace bdcp::attention {
 namespace {
 
 constexpr unsigned kRowThreads = 256;
-constexpr int kRowShares = 8;            // CTAs per chunk of rows, each with its share of the heads
+constexpr int kRowShares = 8;  // CTAs per chunk of rows, each with its share of the heads
+/// Documents of so many times the L2 cache's size take fewer heads at a time (figures: tools/results/NOTES.md).
+constexpr std::int64_t kMissesThatTell = 3;
 constexpr std::size_t kPartsPerCta = 2;  // one that is left while another is added up
 
 }  // namespace
@@ -50,6 +53,9 @@ HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& pla
   require(most * static_cast<std::size_t>(shape.heads_q) < (std::size_t{1} << 30), ErrorCode::unsupported, [&] {
     return fmt::format("{} key tiles of {} heads; the kernel counts up to 2^30 items", most, shape.heads_q);
   });
+  for (const Part part : {Part::local, Part::remote})
+    heads_at_once_[static_cast<int>(part)] =
+        heads_at_once(work, part, row_bytes / shape.heads_q * shape.heads_kv, context);
   split_local_ = work.split_local;
   split_remote_ = work.split_remote;
   const auto ratio = static_cast<std::size_t>(shape.heads_q / shape.heads_kv);
@@ -83,6 +89,26 @@ HopperBackward::Workspace HopperBackward::lay_out() const {
   at.end = at.parts + padded(ring_ * (heads / heads_kv) * hopper_part_floats(shape_, config_) * sizeof(float));
   return at;
 }
+
+int HopperBackward::heads_at_once(const HopperBackwardWork& work, Part part, std::int64_t row_bytes,
+                                  const PrepareContext& context) const {
+  const bool split = (part == Part::local ? work.split_local : work.split_remote) > 0;
+  if (context.room.wanted() || split) return shape_.heads_kv;
+  if (context.heads_at_once > 0) return context.heads_at_once;
+  const device::DeviceFacts& facts = device_->facts();
+  plan::HeadBandFacts band{.heads = shape_.heads_kv,
+                           .cache_bytes = kMissesThatTell * static_cast<std::int64_t>(facts.l2_bytes),
+                           .sms = facts.sm_count};
+  const std::span<const kernel::HopperKeyTile> all = work.tiles.items;
+  for (const kernel::HopperKeyTile& tile :
+       part == Part::local ? all.first(work.tiles.local_count) : all.subspan(work.tiles.local_count)) {
+    band.longest_bytes = std::max(band.longest_bytes, (tile.q_end - tile.q_begin) * row_bytes);
+    band.total_cost += cost(tile);
+    band.longest_cost = std::max(band.longest_cost, cost(tile));
+  }
+  return plan::heads_at_once(band);
+}
+
 std::size_t HopperBackward::items(Part part) const {
   return split_tiles(part) * static_cast<std::size_t>(shape_.heads_q) +
          (tiles_.size(part) - split_tiles(part)) * static_cast<std::size_t>(shape_.heads_kv);
@@ -172,6 +198,7 @@ void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) 
     args.split_tiles = static_cast<int>(split_tiles(part));
     args.tile_count = tiles_.count();
     args.item_count = static_cast<int>(items);
+    args.bands = head_bands(tiles_.size(part), heads_at_once_[static_cast<int>(part)], shape_.heads_kv);
     args.heads_q = shape_.heads_q;
     args.heads_kv = shape_.heads_kv;
     args.remote_len = static_cast<int>(plan_.remote_len);

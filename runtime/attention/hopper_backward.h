@@ -9,6 +9,7 @@
 #include "attention/backend.h"
 #include "attention/device_list.h"
 #include "attention/hopper_backward_config.h"
+#include "attention/hopper_backward_work.h"
 #include "attention/prepared_kernels.h"
 #include "kernel_templates/hopper_backward_args.h"
 
@@ -35,6 +36,9 @@ class HopperBackward {
   enum Kernel { kDelta, kMain, kRound };
   std::size_t split_tiles(Part part) const { return part == Part::local ? split_local_ : split_remote_; }
   std::size_t items(Part part) const;
+  /// `row_bytes`: of what an item reads and adds to, one query head for each of K/V.
+  int heads_at_once(const HopperBackwardWork& work, Part part, std::int64_t row_bytes,
+                    const PrepareContext& context) const;
   /// Whether long tiles have an item per q head.
   bool splits(const plan::RankPlan& plan, const Options& options, const GraphRoom& room) const;
   /// In bytes; LSE comes first.
@@ -58,6 +62,7 @@ class HopperBackward {
   DeviceList<kernel::Segment> segments_;
   std::size_t sum_blocks_ = 0;
   std::size_t split_local_ = 0, split_remote_ = 0, ring_ = 0;
+  int heads_at_once_[2];  // by Part; of K/V
   Workspace workspace_;
 };
 

@@ -24,10 +24,6 @@ Segment seeing(Segment s) {
   return s;
 }
 
-std::int64_t cost(const HopperKeyTile& t) {
-  return static_cast<std::int64_t>(t.k_end - t.k_begin) * (t.q_end - t.q_begin);
-}
-
 /// Rows that see every key of a tile of one segment; none where keys are missing, as those need the mask.
 void set_full(HopperKeyTile& tile, const Segment& s, int keys) {
   if (tile.k_end - tile.k_begin != keys) return;
@@ -91,6 +87,10 @@ void append_chunks(std::vector<HopperRows>& chunks, std::int64_t begin, std::int
 }
 
 }  // namespace
+
+std::int64_t cost(const HopperKeyTile& t) {
+  return static_cast<std::int64_t>(t.k_end - t.k_begin) * (t.q_end - t.q_begin);
+}
 
 HopperBackwardWork make_hopper_backward_work(const RankPlan& plan, int rows, int keys, bool share,
                                              std::int64_t group_rows, bool split) {

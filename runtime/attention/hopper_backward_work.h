@@ -23,6 +23,9 @@ struct HopperBackwardWork {
   std::size_t sum_blocks = 0;  ///< blocks of dQ sums
 };
 
+/// Pairs of rows and keys, of one head.
+std::int64_t cost(const kernel::HopperKeyTile& tile);
+
 /// Blocks of `rows` query rows, tiles of up to `keys` keys; whole segments of so many keys share a tile if
 /// `share`. `split`: the tiles of longer ones come first, with an item per q head.
 /// `group_rows`: see plan::group_documents.

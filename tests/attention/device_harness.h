@@ -153,7 +153,13 @@ class GpuFixture : public ::testing::Test {
       const CallShape& shape, const plan::RankPlan& plan, const attention::Options& options = {}) {
     const auto tables = pool_->make_tables();
     const auto note = [this](const Downgrade& downgrade) { downgrades_.emplace_back(downgrade.code); };
-    auto prepared = backend_->prepare(shape, plan, options, {device_, cache_.get(), note, tables, counters_});
+    auto prepared = backend_->prepare(shape, plan, options,
+                                      {.device = device_,
+                                       .cache = cache_.get(),
+                                       .on_downgrade = note,
+                                       .tables = tables,
+                                       .counters = counters_,
+                                       .heads_at_once = heads_at_once_});
     tables->upload();
     return prepared;
   }
@@ -192,6 +198,7 @@ class GpuFixture : public ::testing::Test {
   std::unique_ptr<attention::Backend> backend_;
   std::vector<std::string> downgrades_;  ///< codes, of all prepared calls
   std::size_t offset_ = 4;               ///< only element alignment is promised
+  int heads_at_once_ = 0;                ///< see attention::PrepareContext
 };
 
 /// The CUDA backends of this build: tests with this parameter reach every one that is added.

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "attention/device_harness.h"
+#include "attention/split.h"
 
 namespace bdcp::test {
 namespace {
@@ -54,6 +55,65 @@ TEST_F(HopperGpu, ManyPoisonedTiles) {
           ASSERT_NEAR(outputs.dv.at(t, 1, d), expected.dv.at(t, 1, d), 0.05) << doc;
         }
       }
+}
+
+// In whatever order heads come, each has the same bits.
+TEST_F(HopperGpu, FewHeadsAtATime) {
+  for (const bool deterministic : {false, true})
+    for (const auto& [heads, heads_kv, dim] : {std::tuple{8, 4, 128}, {4, 4, 64}}) {
+      Case c;
+      c.layout = from_lengths({700, 40, 1, 900, 0, 20, 300}, 3, "few_heads");
+      c.shape = make_shape(heads, heads_kv, dim, DType::bf16);
+      SCOPED_TRACE(describe(c));
+      const Data data = make_data(c);
+      // Also keeps the backward from having an item per query head.
+      const attention::Options options{.deterministic = deterministic, .batch_invariant = true};
+      heads_at_once_ = heads_kv;
+      const Outputs all = run_device(c, data, options);
+      expect_oracle(c, data, all);
+      for (const int few : {1, heads_kv / 2}) {
+        heads_at_once_ = few;
+        const Outputs outputs = run_device(c, data, options);
+        EXPECT_TRUE(outputs.out.same_bits(all.out));
+        EXPECT_TRUE(same_bits(outputs.lse, all.lse, 0, c.layout.rows()));
+        EXPECT_TRUE(outputs.dk.same_bits(all.dk));
+        EXPECT_TRUE(outputs.dv.same_bits(all.dv));
+        if (deterministic) {
+          EXPECT_TRUE(outputs.dq.same_bits(all.dq));
+        }
+      }
+      heads_at_once_ = 1;  // also where K/V is in two places
+      expect_ranks_equal_whole(
+          c, data, 2, options, [&](const plan::RankPlan& plan) { return prepare(c.shape, plan, options); },
+          false);
+    }
+}
+
+// The shortest tiles first, on fewer SMs, then the others: the same bits, whatever the margin.
+TEST_F(HopperGpu, SmsForATransferThatStarts) {
+  for (const std::vector<std::int64_t>& lengths :
+       {std::vector<std::int64_t>{5000, 3000, 192}, std::vector<std::int64_t>{130, 64, 1}}) {
+    Case c;
+    c.layout = from_lengths(lengths, 0, "margin");
+    c.shape = make_shape(32, 8, 128, DType::bf16);
+    SCOPED_TRACE(describe(c));
+    const Data data = make_data(c);
+    const auto prepared = prepare(c.shape, single_rank_plan(c.layout));
+    const auto forward = [&](int margin, bool at_start) {
+      Outputs outputs = make_outputs(c);
+      attention::ForwardCall call = forward_call(c, data, outputs);
+      call.sm_margin = margin;
+      call.margin_at_start = at_start;
+      prepared->forward(call, Part::local, Stream());
+      return outputs;
+    };
+    const Outputs whole = forward(0, false);
+    for (const auto& [margin, at_start] : {std::pair{16, true}, {16, false}, {1000, true}, {0, true}}) {
+      const Outputs outputs = forward(margin, at_start);
+      EXPECT_TRUE(outputs.out.same_bits(whole.out)) << margin << at_start;
+      EXPECT_TRUE(same_bits(outputs.lse, whole.lse, 0, c.layout.rows())) << margin << at_start;
+    }
+  }
 }
 
 // What TMA cannot read is the portable backend's, and that is said.

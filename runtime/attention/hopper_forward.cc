@@ -1,0 +1,142 @@
+#include "attention/hopper_forward.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numbers>
+#include <span>
+
+#include "attention/call_checks.h"
+#include "attention/hopper_maps.h"
+#include "attention/hopper_work.h"
+#include "attention/kernel_tensor.h"
+#include "attention/persistent_grid.h"
+#include "base/check.h"
+#include "plan/document_groups.h"
+#include "plan/head_bands.h"
+
+namespace bdcp::attention {
+namespace {
+
+using kernel::HopperForwardArgs;
+using kernel::HopperTile;
+
+std::int64_t cost(const HopperTile& tile) {
+  return std::int64_t{tile.q_end - tile.q_begin} * (tile.k_end - tile.k_begin);
+}
+
+/// The shortest tiles, from the end, that keep every SM busy for some 20 us, in which a transfer's kernel gets
+/// from its queue to the SMs. All of them where that is a fourth of the work or more.
+std::size_t opening_tiles(std::span<const HopperTile> tiles, std::int64_t operations_per_pair, int sms) {
+  constexpr std::int64_t kOperations = 90'000'000;  // of an SM in that time
+  const std::int64_t pairs = kOperations / operations_per_pair * sms;
+  std::int64_t opening = 0, all = 0;
+  std::size_t count = 0;
+  for (std::size_t i = tiles.size(); i-- > 0;) {
+    if (opening < pairs) {
+      opening += cost(tiles[i]);
+      ++count;
+    }
+    all += cost(tiles[i]);
+  }
+  return all < 4 * opening ? tiles.size() : count;
+}
+
+}  // namespace
+
+HopperForward::HopperForward(const CallShape& shape, const plan::RankPlan& plan, HopperLayout layout,
+                             const Options& options, const PrepareContext& context,
+                             const PreparedKernel& kernel)
+    : shape_(shape),
+      remote_len_(plan.remote_len),
+      device_(context.device),
+      config_(hopper_forward_config(shape, layout)),
+      kernel_(kernel) {
+  const std::int64_t key_bytes =
+      (shape.head_dim + shape.dim_v()) * static_cast<std::int64_t>(size_of(shape.dtype)) * shape.heads_kv;
+  const device::DeviceFacts& facts = device_->facts();
+  const HopperWork work = make_hopper_work(plan, config_.tokens(), config_.keys, !options.batch_invariant,
+                                           plan::rows_in_cache(facts.l2_bytes, key_bytes));
+  const GraphRoom& room = context.room;
+  const std::size_t room_for_tiles = room.pieces(plan.rows, config_.tokens());
+  const std::size_t most = std::max(work.tiles.size(), room_for_tiles);
+  require(most * groups() < (std::size_t{1} << 30), ErrorCode::unsupported, [&] {
+    return fmt::format("{} tiles of {} head groups; the kernel counts up to 2^30 items", most, groups());
+  });
+  tiles_ = DeviceList<HopperTile>(*context.tables, work.tiles, work.local_count, room_for_tiles);
+  visible_ =
+      DeviceList<kernel::KeyRange>(*context.tables, work.visible, work.visible.size(), room.each(plan.rows));
+
+  const std::span<const HopperTile> all = work.tiles;
+  const std::span<const HopperTile> parts[] = {all.first(work.local_count), all.subspan(work.local_count)};
+  const auto groups_of_head = static_cast<int>(groups()) / shape.heads_kv;
+  for (const Part part : {Part::local, Part::remote}) {
+    int& few = heads_at_once_[static_cast<int>(part)];
+    few = static_cast<int>(groups());
+    if (room.wanted()) continue;
+    plan::HeadBandFacts band{.heads = shape.heads_kv,
+                             .cache_bytes = static_cast<std::int64_t>(facts.l2_bytes),
+                             .sms = facts.sm_count};
+    for (const HopperTile& tile : parts[static_cast<int>(part)]) {
+      band.longest_bytes = std::max(band.longest_bytes, (tile.k_end - tile.k_begin) * key_bytes);
+      band.total_cost += cost(tile) * groups_of_head;
+      band.longest_cost = std::max(band.longest_cost, cost(tile));
+    }
+    few = (context.heads_at_once > 0 ? context.heads_at_once : plan::heads_at_once(band)) * groups_of_head;
+  }
+  opening_ = opening_tiles(
+      parts[0], 2 * (shape.head_dim + shape.dim_v()) * static_cast<std::int64_t>(groups()) * config_.pack,
+      facts.sm_count);
+}
+
+bool HopperForward::takes(const ForwardCall& call) {
+  for (const ConstTensorView& view :
+       {call.q, call.k, call.v, call.remote_k, call.remote_v, ConstTensorView(call.out)})
+    if (!fits_tma(view)) return false;
+  return true;
+}
+
+void HopperForward::launch(const ForwardCall& call, Part part, Stream stream, int* ticket) const {
+  HopperForwardArgs args{};
+  const int tokens = config_.tokens(), keys = config_.keys;
+  encode_packed(*device_, call.q, tokens, config_.pack, args.q);
+  encode_packed(*device_, call.out, tokens, config_.pack, args.out);
+  encode_keys(*device_, call.k, call.remote_k, keys, args.q, args.k, args.remote_k);
+  encode_keys(*device_, call.v, call.remote_v, keys, args.q, args.v, args.remote_v);
+  args.k_rows = to_kernel(call.k);
+  args.v_rows = to_kernel(call.v);
+  args.remote_k_rows = to_kernel(call.remote_k);
+  args.remote_v_rows = to_kernel(call.remote_v);
+  args.lse = call.lse.data;
+  args.lse_stride = call.lse.head_stride;
+  args.visible = visible_.data();
+  args.tile_count = tiles_.count();
+  args.groups = static_cast<int>(groups());
+  args.remote_len = static_cast<int>(remote_len_);
+  args.ticket = ticket;
+  args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
+
+  const HopperTile* tiles = tiles_.part(part);
+  std::size_t count = tiles_.size(part);
+  const int few = heads_at_once_[static_cast<int>(part)];
+  int sm_margin = call.sm_margin;
+  if (call.margin_at_start && sm_margin > 0 && part == Part::local && opening_ < count) {
+    count -= opening_;
+    launch_tiles(args, tiles + count, opening_, args.groups, sm_margin, stream);
+    sm_margin = 0;
+  }
+  launch_tiles(args, tiles, count, few, sm_margin, stream);
+}
+
+void HopperForward::launch_tiles(HopperForwardArgs& args, const HopperTile* tiles, std::size_t count,
+                                 int heads_at_once, int sm_margin, Stream stream) const {
+  const std::size_t items = count * groups();
+  args.tiles = tiles;
+  args.item_count = static_cast<int>(items);
+  args.bands = head_bands(count, heads_at_once, args.groups);
+  attention::launch(*device_, kernel_,
+                    {static_cast<unsigned>(persistent_ctas(items, device_->facts(), sm_margin)), 1, 1},
+                    static_cast<unsigned>(config_.threads()), &args, stream);
+}
+
+}  // namespace bdcp::attention
