@@ -65,6 +65,8 @@ class NcclPlane : public device::FakeDriver {
   void busy(int init, int groups, int finalize) {
     fake<void(int, int, int)>("fake_nccl_busy")(init, groups, finalize);
   }
+  void background() { fake<void()>("fake_nccl_background")(); }
+  void release() { fake<void()>("fake_nccl_release")(); }
   /// From now on what comes after a group on its stream does not come about.
   void hang(bool on) {
     fake<void(void (*)())>("fake_nccl_on_group")(on ? +[] { hold_events(1); } : nullptr);
@@ -156,9 +158,9 @@ TEST_F(NcclPlane, CallsComeInOrder) {
   EXPECT_EQ(count("ncclGetUniqueId"), 1);
   ASSERT_TRUE(wait_for([&] { return ended() == 2; }));
   EXPECT_EQ(log(0),
-            "init\ngroup: gather 256, \ngroup: send 256 to 1, recv 256 from 1, \n"
+            "init\ngroup: gather 256, \ngroup: gather 33554432, \ngroup: send 256 to 1, recv 256 from 1, \n"
             "group: send 64 to 1, recv 64 from 1, \ngroup: gather 64, \nfinalize\ndestroy\n");
-  EXPECT_EQ(count("ncclGroupStart"), 2 * 4);
+  EXPECT_EQ(count("ncclGroupStart"), 2 * 5);
   EXPECT_EQ(count("ncclCommAbort"), 0);
 }
 
@@ -261,6 +263,7 @@ TEST_F(NcclPlane, AnyExceptionLeavesTheCallersStreamBehindWhatWasEnqueued) {
 }
 
 TEST_F(NcclPlane, WhatNcclDoesInTheBackgroundIsWaitedFor) {
+  background();
   busy(3, 300, 0);
   const Outcomes outcomes = run_ranks(ranks(), [&](Communicator& comm) {
     prepare(comm);
@@ -271,6 +274,7 @@ TEST_F(NcclPlane, WhatNcclDoesInTheBackgroundIsWaitedFor) {
 }
 
 TEST_F(NcclPlane, CommunicatorsOfOneDeviceLaunchOneAfterTheOther) {
+  background();
   const auto one = prepared(), other = prepared();
   busy(0, 300, 0);
   const auto exchanges = [&](const std::vector<Communicator>& ranks) {
@@ -286,6 +290,7 @@ TEST_F(NcclPlane, CommunicatorsOfOneDeviceLaunchOneAfterTheOther) {
 }
 
 TEST_F(NcclPlane, ALaunchThatLastsDoesNotKeepOtherCommunicatorsOut) {
+  background();
   const auto one = prepared(), other = prepared();
   busy(0, 1 << 30, 0);
   std::optional<Error> ended;
@@ -296,7 +301,7 @@ TEST_F(NcclPlane, ALaunchThatLastsDoesNotKeepOtherCommunicatorsOut) {
       ended = error;
     }
   });
-  const int groups = 2 * 2 * 2;  // which connect
+  const int groups = 2 * 2 * 3;  // which connect
   EXPECT_TRUE(wait_for([&] { return count("ncclGroupEnd") > groups; }));
   busy(0, 0, 0);
   exchange(other[0]);
@@ -436,6 +441,7 @@ TEST_F(NcclPlane, LeavingAfterTheLastTransferHarmsNobody) {
 }
 
 TEST_F(NcclPlane, AFailureEndsAWaitInsideNccl) {
+  background();
   const auto two = prepared();
   busy(0, 1 << 30, 0);
   const Outcomes outcomes = run_ranks(two, [&](Communicator& comm) {
@@ -447,15 +453,80 @@ TEST_F(NcclPlane, AFailureEndsAWaitInsideNccl) {
   EXPECT_EQ(outcomes[0]->origin_rank(), 1);
 }
 
-TEST_F(NcclPlane, DestroyingNeverBlocksAndAStuckEndIsAborted) {
-  auto two = prepared();
-  EXPECT_TRUE(all_well(run_ranks(two, [&](Communicator& comm) { exchange(comm); })));
-  busy(0, 0, 1 << 30);
+TEST_F(NcclPlane, ACallThatHangsInsideNcclIsEndedAfterAWhile) {
+  const auto two = prepared();
+  busy(0, 1 << 30, 0);
   const auto start = Clock::now();
-  two.clear();
-  EXPECT_LT(std::chrono::duration<double>(Clock::now() - start).count(), 0.5);
-  EXPECT_TRUE(wait_for([&] { return count("ncclCommAbort") == 2; }, 5));
-  EXPECT_EQ(count("ncclCommDestroy"), 0);
+  const Outcomes outcomes = run_ranks(two, [&](Communicator& comm) {
+    if (comm.rank() == 0) return exchange(comm);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    comm.abort("a drill");
+  });
+  EXPECT_LT(std::chrono::duration<double>(Clock::now() - start).count(), 2);
+  expect_failure(two[0], ErrorCode::peer_failed, "a drill");
+  EXPECT_TRUE(wait_for([&] { return count("ncclCommAbort") == 2; }));
+}
+
+TEST_F(NcclPlane, DestroyingNeverBlocksAndAStuckEndIsAborted) {
+  for (const bool in_background : {true, false}) {
+    if (in_background) background();
+    auto two = prepared();
+    EXPECT_TRUE(all_well(run_ranks(two, [&](Communicator& comm) { exchange(comm); })));
+    busy(0, 0, 1 << 30);
+    const auto start = Clock::now();
+    two.clear();
+    EXPECT_LT(std::chrono::duration<double>(Clock::now() - start).count(), 0.5);
+    if (!in_background) {
+      // Whoever is inside must come out first.
+      EXPECT_FALSE(wait_for([&] { return count("ncclCommAbort") > 0; }));
+      release();
+    }
+    EXPECT_TRUE(wait_for([&] { return ended() == 2; }, 5));
+    EXPECT_EQ(count("ncclCommDestroy"), 0);
+    EXPECT_EQ(count("after the end"), 0);
+    fake<void()>("fake_nccl_reset")();
+  }
+}
+
+TEST_F(NcclPlane, AFailureEndsTheWaitForACreationThatHangs) {
+  busy(1 << 30, 0, 0);
+  const Outcomes outcomes = run_ranks(ranks(), [&](Communicator& comm) {
+    if (comm.rank() == 0) return prepare(comm);
+    std::thread killer([&] {
+      EXPECT_TRUE(wait_for([&] { return count("ncclCommInitRankConfig") == 2; }));
+      comm.abort("a drill");
+    });
+    try {
+      prepare(comm);
+    } catch (...) {
+      killer.join();
+      throw;
+    }
+    killer.join();
+  });
+  for (const auto& outcome : outcomes) {
+    ASSERT_TRUE(outcome);
+    EXPECT_THAT(outcome->message(), HasSubstr("a drill"));
+  }
+  // Both are inside NCCL: nothing may be freed under them.
+  EXPECT_EQ(count("ncclCommAbort"), 0);
+  release();
+  EXPECT_TRUE(wait_for([&] { return count("ncclCommAbort") == 2; }));
+}
+
+TEST_F(NcclPlane, ADeadlineEndsTheWaitForConnectionsThatHang) {
+  busy(0, 1 << 30, 0);
+  const Outcomes outcomes = run_ranks(ranks(), [&](Communicator& comm) {
+    ASSERT_EQ(comm.group()->why_not(device_of(comm).get()), "");
+    comm.group()->prepare(device_of(comm), deadline_in(0.3));
+  });
+  for (const auto& outcome : outcomes) {
+    ASSERT_TRUE(outcome);
+    EXPECT_THAT(outcome->message(), HasSubstr("for NCCL to connect the ranks"));
+  }
+  EXPECT_EQ(count("ncclCommAbort"), 0);
+  release();
+  EXPECT_TRUE(wait_for([&] { return count("ncclCommAbort") == 2; }));
 }
 
 TEST_F(NcclPlane, SurvivorsFormANewOne) {
