@@ -210,16 +210,26 @@ void Step::backward(const BackwardArgs& a, Stream stream) const {
       call.remote_dv = partials.remote_dv;
     }
     call.workspace = piece(a.workspace, offset, ps.attention->backward_workspace());
-    // The remote part first: its partials return while the local part runs.
-    if (ps.exchange) {
+    const auto run_local = [&] {
+      if (ps.exchange && ps.exchange->moves() && !step.margin_at_start) call.sm_margin = step.sm_margin;
+      ps.attention->backward(call, attention::Part::local, stream);
+      call.sm_margin = 0;
+    };
+    const auto run_remote = [&] {
       if (step.plan.remote_len > 0) {
         transfers->finish();
         ps.attention->backward(call, attention::Part::remote, stream);
       }
       transfers->start_reduce(partials, gradients);
-      if (ps.exchange->moves() && !step.margin_at_start) call.sm_margin = step.sm_margin;
+    };
+    // One of the ways hides behind the local part: that of K/V hither, or that of their partials back.
+    if (ps.exchange && (step.keep_kv() || !ps.exchange->fetch_is_longer())) {
+      run_remote();
+      run_local();
+    } else {
+      run_local();
+      if (ps.exchange) run_remote();
     }
-    ps.attention->backward(call, attention::Part::local, stream);
     if (ps.exchange) transfers->finish_reduce(gradients, a.dk, a.dv);
   });
   ++step.backward_calls;

@@ -310,6 +310,8 @@ void KvExchange::reduce(const Partials& own, BufferView gradients, TensorView dk
 
 bool KvExchange::moves() const { return impl_->layout.moves; }
 
+bool KvExchange::fetch_is_longer() const { return impl_->layout.fetch_is_longer; }
+
 bool KvExchange::strided(ConstTensorView k, ConstTensorView v) { return !k.contiguous() || !v.contiguous(); }
 
 std::vector<std::shared_ptr<const jit::CompiledKernel>> KvExchange::kernels() const {

@@ -70,6 +70,8 @@ class KvExchange {
   /// Whether any rank needs rows of another, the same on all of them: if not, start_forward and reduce move
   /// nothing and wait for nobody.
   bool moves() const;
+  /// See KvLayout; the same on all ranks.
+  bool fetch_is_longer() const;
   /// True if this call's strides needed more than contiguous copies (downgrade code "kv_strided").
   static bool strided(ConstTensorView k, ConstTensorView v);
   std::vector<std::shared_ptr<const jit::CompiledKernel>> kernels() const;

@@ -65,6 +65,18 @@ void lay_out_forward(const plan::GlobalPlan& global, const plan::RankPlan& plan,
   layout.landing_bytes = carver.end();
 }
 
+/// Rows count as bytes of K and V: each comes once, and its partials go once, in the payload's size.
+bool fetch_is_longer(const plan::GlobalPlan& global, const KvLayout& layout) {
+  if (layout.path != ExchangePath::allgather)
+    return false;  // what comes is what goes, and partials are no smaller
+  std::vector<std::int64_t> returned(static_cast<std::size_t>(global.world), 0);
+  for (const plan::Edge& edge : global.edges) returned[static_cast<std::size_t>(edge.dst)] += edge.tokens;
+  const std::int64_t most = returned.empty() ? 0 : *std::max_element(returned.begin(), returned.end());
+  const std::int64_t gathered = global.local_len * (global.world - 1);
+  return gathered * static_cast<std::int64_t>(size_of(layout.dtype)) >
+         most * static_cast<std::int64_t>(size_of(layout.payload));
+}
+
 void lay_out_backward(const plan::RankPlan& plan, KvLayout& layout) {
   layout.shared_begin = plan.shared_begin;
   layout.shared_rows = plan.key_rows - plan.shared_begin;
@@ -114,6 +126,7 @@ KvLayout make_kv_layout(const plan::GlobalPlan& global, const plan::RankPlan& pl
   layout.payload = payload_f32 ? DType::f32 : shape.dtype;
   layout.key_rows = plan.key_rows;
   layout.moves = !global.edges.empty();
+  layout.fetch_is_longer = layout.moves && fetch_is_longer(global, layout);
   lay_out_forward(global, plan, packs, layout);
   lay_out_backward(plan, layout);
   return layout;

@@ -24,6 +24,10 @@ struct KvLayout {
   /// False: no rank needs rows of another, so nobody enters a collective, whatever the path.
   bool moves = false;
 
+  /// Backward: K/V comes in for so much longer than partials of remote rows go back that the part which needs
+  /// neither should hide the former. The same on all ranks.
+  bool fetch_is_longer = false;
+
   /// Forward: rows of the local K/V, and of the landing tensors. Both empty for allgather.
   std::vector<EdgeRows> sends, recvs;
   std::int64_t landing_rows = 0, remote_begin = 0, remote_len = 0;

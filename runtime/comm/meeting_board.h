@@ -44,7 +44,8 @@ class MeetingBoard {
 
  private:
   struct Lane {
-    std::uint64_t begun = 0, completed = 0;
+    std::uint64_t begun = 0;
+    std::atomic<std::uint64_t> completed = 0;
     std::vector<std::string> payloads;
   };
   const std::string group_;

@@ -72,7 +72,7 @@ class Reactor {
   std::vector<std::function<void()>> tasks_;
   bool stopping_ = false;
   std::vector<std::shared_ptr<Watch>> watches_;  // the thread's
-  Deadline last_round_;
+  Deadline last_round_, busy_until_ = Deadline::min();
   std::unique_ptr<std::thread> thread_;
 };
 

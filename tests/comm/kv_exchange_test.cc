@@ -203,6 +203,22 @@ TEST(KvExchange, OwnTokensNeverTravelAndEdgesMatchOnBothSides) {
   }
 }
 
+TEST(KvExchange, GatheringMoreThanPartialsBringBackIsTheLongerWay) {
+  const auto longer = [](const std::vector<std::int64_t>& lengths, ExchangePath path, bool payload_f32,
+                         int rank) {
+    const KvWorld world(layout_of(lengths, 2), small_shape(), payload_f32, 10);
+    return comm::make_kv_layout(world.global, world.at(rank), world.shape, path, payload_f32).fetch_is_longer;
+  };
+  for (const int rank : {0, 1}) {
+    // 32 rows of bf16 come, 4 rows of f32 go back.
+    EXPECT_TRUE(longer({28, 8, 28}, ExchangePath::allgather, true, rank));
+    EXPECT_FALSE(longer({28, 8, 28}, ExchangePath::halo, true, rank));
+    EXPECT_FALSE(longer({28, 8, 28}, ExchangePath::a2a, true, rank));
+    EXPECT_FALSE(longer({64}, ExchangePath::allgather, true, rank));      // as many go back, of twice the size
+    EXPECT_FALSE(longer({32, 32}, ExchangePath::allgather, true, rank));  // nothing moves
+  }
+}
+
 TEST(KvExchange, RefusesPathsThatThePlanCannotTake) {
   const KvWorld world(layout_of({64}, 4), small_shape(), true, 9);
   const auto handles = Communicator::in_process(4);

@@ -254,13 +254,14 @@ TEST(BenchInputs, AreStandardNormal) {
   EXPECT_NE(inputs.q, inputs.k);
 }
 
-TEST(BenchTime, HostLayersAreEvenAndFewWhereCallsAreLong) {
-  EXPECT_EQ(host_layers(0), 32);
-  EXPECT_EQ(host_layers(0.05), 32);
-  EXPECT_EQ(host_layers(9.0), 32);
-  EXPECT_EQ(host_layers(20.0), 14);  // 15 fit
-  EXPECT_EQ(host_layers(170.0), 4);
-  EXPECT_EQ(host_layers(1e9), 4);
+TEST(BenchTime, HostRowsAreEvenAndFewWhereCallsAreLong) {
+  const auto calls = [](double ms) { return std::pair(host_calls(ms).rounds, host_calls(ms).layers); };
+  EXPECT_EQ(calls(0), std::pair(5, 32));
+  EXPECT_EQ(calls(9.0), std::pair(5, 32));
+  EXPECT_EQ(calls(20.0), std::pair(2, 32));
+  EXPECT_EQ(calls(80.0), std::pair(1, 32));
+  EXPECT_EQ(calls(170.0), std::pair(1, 16));  // 17 fit
+  EXPECT_EQ(calls(1e9), std::pair(1, 4));
 }
 
 TEST(BenchTime, WarmupIsShortWhereCallsAreLong) {

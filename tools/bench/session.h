@@ -36,9 +36,13 @@ struct Timing {
   std::optional<double> exposed_us;
 };
 
-/// How many calls in a row host time is taken over, by what one takes on the GPU: an even number, since two
-/// steps take turns, and few where calls are long.
-int host_layers(double gpu_ms);
+/// How many calls in a row host time is taken over, and how often, by what one takes on the GPU. The first call
+/// of a row finds an idle device and takes longer, so that rows are as long as a model is deep, an even number
+/// since two steps take turns; where calls are long there are fewer rows first, then shorter ones.
+struct HostCalls {
+  int rounds, layers;
+};
+HostCalls host_calls(double gpu_ms);
 
 /// How many of `wanted` calls are left to warm up after two, by what the second took.
 int further_warmup(int wanted, double ms);
@@ -99,7 +103,7 @@ class Session {
   double gpu_ms(const Rank& rank, Direction direction, const Delay& delay) const;
   std::vector<double> slowest(int iters, const std::function<double(int local, const Team::Barrier&)>& sample);
   void warm_up(Direction direction, int calls);
-  double host_us(Direction direction, int layers);
+  double host_us(Direction direction, const HostCalls& calls);
   CallTime timed_call(const Rank& rank, Direction direction, const Team::Barrier& barrier) const;
   std::optional<double> exposed_us(Direction direction, int calls);
 

@@ -20,8 +20,8 @@ double microseconds_since(Clock::time_point start) {
 }
 
 constexpr double kDelayMs = 2.0;
-constexpr int kHostRounds = 5;
-constexpr double kMostHostMs = 1500, kFewestLayers = 4, kMostLayers = 32;  // of all rounds, and in each
+constexpr double kHostRoundsMs = 1500, kMostHostMs = 3000;  // wanted, and at most, of all rounds
+constexpr double kMostRounds = 5, kFewestLayers = 4, kMostLayers = 32;
 constexpr double kMostWarmupMs = 1500;
 
 /// How many calls fit.
@@ -29,9 +29,9 @@ double fit(double budget_ms, double ms) { return budget_ms / std::max(ms, 1e-6);
 
 }  // namespace
 
-int host_layers(double gpu_ms) {
-  const double layers = fit(kMostHostMs / kHostRounds, gpu_ms);
-  return static_cast<int>(std::clamp(layers, kFewestLayers, kMostLayers)) / 2 * 2;
+HostCalls host_calls(double gpu_ms) {
+  const int layers = static_cast<int>(std::clamp(fit(kMostHostMs, gpu_ms), kFewestLayers, kMostLayers)) / 2 * 2;
+  return {static_cast<int>(std::clamp(fit(kHostRoundsMs, layers * gpu_ms), 1.0, kMostRounds)), layers};
 }
 
 int further_warmup(int wanted, double ms) {
@@ -140,7 +140,7 @@ Timing Session::time(Direction direction, int iters, int warmup) {
   timing.ms = median(slowest(iters, [&](int index, const Team::Barrier&) {
     return gpu_ms(rank_of(index), direction, *delays[static_cast<std::size_t>(index)]);
   }));
-  timing.host_us = host_us(direction, host_layers(timing.ms));  // every rank has the same ms, so the same calls
+  timing.host_us = host_us(direction, host_calls(timing.ms));  // every rank has the same ms, so the same calls
   return timing;
 }
 
@@ -160,19 +160,19 @@ void Session::warm_up(Direction direction, int calls) {
   if (calls > 1) take(further_warmup(calls, take(1)));
 }
 
-double Session::host_us(Direction direction, int layers) {
+double Session::host_us(Direction direction, const HostCalls& calls) {
   // A model alternates steps (pipeline stages, two attention types), so a cache of the last step must not help.
   team_.run([&](int index, const Team::Barrier&) {
     Rank& rank = ranks_[static_cast<std::size_t>(index)];
     if (!rank.twin) rank.twin = begin(index);
   });
-  return median(slowest(kHostRounds, [&](int index, const Team::Barrier&) {
+  return median(slowest(calls.rounds, [&](int index, const Team::Barrier&) {
     const Rank& rank = ranks_[static_cast<std::size_t>(index)];
     const Clock::time_point start = Clock::now();
-    for (int layer = 0; layer < layers; ++layer) {
+    for (int layer = 0; layer < calls.layers; ++layer) {
       call(rank, layer % 2 == 0 ? *rank.step : *rank.twin, direction);
     }
-    const double per_call = microseconds_since(start) / layers;
+    const double per_call = microseconds_since(start) / calls.layers;
     finish(rank);
     return per_call;
   }));
