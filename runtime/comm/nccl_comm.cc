@@ -4,11 +4,8 @@
 
 #include <array>
 #include <chrono>
-#include <exception>
 #include <thread>
 #include <utility>
-
-#include "comm/detached.h"
 
 namespace bdcp::comm {
 namespace {
@@ -93,54 +90,19 @@ void NcclComm::settle(const char* call, const Attend& attend) {
   }
 }
 
-void NcclComm::apart(const std::function<void()>& body, const Attend& attend) {
-  struct Outcome {
-    std::atomic<bool> done = false;
-    std::exception_ptr error;
-  };
-  const auto outcome = std::make_shared<Outcome>();
-  {
-    std::lock_guard lock(ending_);
-    ++alone_;
-  }
-  const auto leave = [](NcclComm& self) {
-    std::lock_guard lock(self.ending_);
-    if (--self.alone_ == 0 && self.aborted_) self.end();
-  };
-  try {
-    run_detached([self = shared_from_this(), outcome, body, leave] {
-      try {
-        body();
-      } catch (...) {
-        outcome->error = std::current_exception();
-      }
-      leave(*self);
-      outcome->done.store(true, std::memory_order_release);
-    });
-  } catch (...) {
-    leave(*this);
-    throw;
-  }
-  for (Pause pause; !outcome->done.load(std::memory_order_acquire); pause()) attend();
-  if (outcome->error) std::rethrow_exception(outcome->error);
-}
-
-void NcclComm::create(const nccl::UniqueId& id, int size, int rank, bool blocking, const Attend& attend) {
-  const auto init = [this, id, size, rank, blocking] {
-    std::lock_guard inside(inside_);
-    nccl::Config config;
-    config.blocking = blocking ? 1 : 0;
-    config.max_ctas = kMaxCtas;
-    config.cga_cluster_size = 0;  // clusters would need SMs that are free side by side
-    device_->in_context([&] {
-      nccl::Comm comm = nullptr;
-      const nccl::Result result = library_->ncclCommInitRankConfig(&comm, size, id, rank, &config);
-      comm_ = comm;
-      library_->check(result, "ncclCommInitRankConfig", comm);
-      settle("ncclCommInitRankConfig", [] {});
-    });
-  };
-  apart(init, attend);
+void NcclComm::create(const nccl::UniqueId& id, int size, int rank, const Attend& attend) {
+  std::lock_guard inside(inside_);
+  nccl::Config config;
+  config.blocking = 0;
+  config.max_ctas = kMaxCtas;
+  config.cga_cluster_size = 0;  // clusters would need SMs that are free side by side
+  device_->in_context([&] {
+    nccl::Comm comm = nullptr;
+    const nccl::Result result = library_->ncclCommInitRankConfig(&comm, size, id, rank, &config);
+    comm_ = comm;
+    library_->check(result, "ncclCommInitRankConfig", comm);
+    settle("ncclCommInitRankConfig", attend);
+  });
 }
 
 void NcclComm::Operations::send(const void* data, std::size_t bytes, int peer) const {
@@ -194,18 +156,11 @@ std::optional<Error> NcclComm::pending_error() {
 }
 
 void NcclComm::abort() noexcept {
-  {
-    std::lock_guard lock(ending_);
-    if (aborted_.exchange(true) || alone_ > 0) return;  // the last of apart()'s threads ends it
-  }
+  if (aborted_.exchange(true)) return;
   std::unique_lock inside(inside_, std::try_to_lock);
   for (const auto end = Clock::now() + kForCallers; !inside && Clock::now() < end; (void)inside.try_lock())
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   // Where it was in vain a caller hangs in NCCL, which this ends.
-  end();
-}
-
-void NcclComm::end() noexcept {
   const nccl::Comm comm = comm_.exchange(nullptr);
   if (!comm) return;
   try {
@@ -216,25 +171,29 @@ void NcclComm::end() noexcept {
 }
 
 void NcclComm::close() noexcept {
-  const auto finalize = [this] {
+  {
     std::lock_guard inside(inside_);
     const nccl::Comm comm = comm_.load();
     if (!comm || aborted_) return;
-    device_->in_context([&] {
-      library_->check(library_->ncclCommFinalize(comm), "ncclCommFinalize", comm);
-      settle("ncclCommFinalize", [] {});
-      // An abort may have come first.
-      if (comm_.exchange(nullptr) == comm) (void)library_->ncclCommDestroy(comm);
-    });
-  };
-  const auto patient = [end = Clock::now() + kForFinalize] {
-    if (Clock::now() >= end)
-      throw Error(ErrorCode::timeout, "ncclCommFinalize waits", ErrorScope::communicator);
-  };
-  try {
-    apart(finalize, patient);
-  } catch (const std::exception&) {
-    // The abort ends it then.
+    bool final = false;
+    try {
+      device_->in_context([&] {
+        library_->check(library_->ncclCommFinalize(comm), "ncclCommFinalize", comm);
+        Pause pause;
+        nccl::Result result = nccl::in_progress;
+        for (const auto end = Clock::now() + kForFinalize;
+             result == nccl::in_progress && !aborted_ && Clock::now() < end;) {
+          result = state(comm);
+          if (result == nccl::in_progress) pause();
+        }
+        final = result == nccl::success;
+        // An abort may have come first.
+        if (final && comm_.exchange(nullptr) == comm) (void)library_->ncclCommDestroy(comm);
+      });
+    } catch (const std::exception&) {
+      final = false;
+    }
+    if (final) return;
   }
   abort();
 }

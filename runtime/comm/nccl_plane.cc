@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 /// Up to here every pair is connected ahead; beyond, neighbours only, and the others when they first talk.
 constexpr int kConnectAll = 32;
-constexpr std::size_t kProbe = 256, kLargestProbe = std::size_t{64} << 20;  // the latter of all ranks together
+constexpr std::size_t kProbe = 256;
 
 std::size_t bytes_of(const StridedRows& rows) { return static_cast<std::size_t>(rows.bytes()); }
 
@@ -53,7 +53,7 @@ class NcclPlane final : public StreamPlane {
     Deadline deadline, start = Clock::now();
     void operator()() const;
   };
-  void connect(const std::shared_ptr<device::Device>& device, Deadline deadline);
+  void connect(device::Device& device, Deadline deadline);
   /// `any`: body has operations for NCCL.
   template <class Body>
   void run(Call call, bool any, const Lane& lane, const TransferBounds& bounds, const Body& body);
@@ -140,56 +140,49 @@ void NcclPlane::prepare(const std::shared_ptr<device::Device>& device, Deadline 
   const std::vector<std::string> payloads = introduce(*device, id, deadline);
   std::memcpy(id.internal, payloads[0].data(), sizeof id.internal);
   try {
-    made->create(id, size(), rank(), size() <= kConnectAll, Patience{*this, "form a communicator", deadline});
-  } catch (const Error&) {
-    run_detached([made] { made->abort(); });
+    made->create(id, size(), rank(), Patience{*this, "form a communicator", deadline});
+  } catch (...) {
+    try {
+      run_detached([made] { made->abort(); });
+    } catch (const std::exception&) {
+      made->abort();  // there is no thread to be had: it may block here
+    }
     throw;
   }
   device_ = device;
   comm_ = std::move(made);
   watch_.emplace(channel_, device, comm_);
-  connect(device, deadline);
+  connect(*device, deadline);
 }
 
 /// NCCL connects a pair when it first talks, and both ends wait for it. Here all do, in NCCL's own order, so
-/// that later calls wait for nobody. It may gather small and large pieces in different ways, each with
-/// connections of its own; of sends and receives every size takes the same.
-void NcclPlane::connect(const std::shared_ptr<device::Device>& device, Deadline deadline) {
-  struct Probe {
-    const std::shared_ptr<device::Device> device;
-    const std::size_t small, large, pieces;
-    const device::Buffer own = device->allocate(large), all = device->allocate(large * pieces);
-    const device::OwnedStream stream = device->create_stream();
-    const device::OwnedEvent done = device->create_event();
-  };
+/// that later calls wait for nobody.
+void NcclPlane::connect(device::Device& device, Deadline deadline) {
   const auto pieces = static_cast<std::size_t>(size());
-  const auto probe = std::make_shared<Probe>(device, kProbe, std::max(kProbe, kLargestProbe / pieces), pieces);
+  const device::Buffer own = device.allocate(kProbe), all = device.allocate(kProbe * pieces);
+  const device::OwnedStream stream = device.create_stream();
+  const device::OwnedEvent done = device.create_event();
+  device.fill_async(own.get(), 0, kProbe, stream.get());
   const Patience wait{*this, "connect the ranks", deadline};
-  const auto body = [comm = comm_.get(), probe, own = rank(), count = size()] {
-    const auto patient = [] {};  // the comm's owner attends
-    void* const stream = probe->stream.get();
-    probe->device->fill_async(probe->own.get(), 0, probe->large, stream);
-    for (const std::size_t bytes : {probe->small, probe->large})
-      comm->enqueue(
-          stream,
-          [&](const NcclComm::Operations& ops) { ops.all_gather(probe->own.get(), probe->all.get(), bytes); },
-          patient);
-    comm->enqueue(
-        stream,
-        [&](const NcclComm::Operations& ops) {
-          for (int peer = 0; peer < count; ++peer) {
-            const int distance = peer > own ? peer - own : own - peer;
-            if (distance == 0 || (count > kConnectAll && distance > 1)) continue;
-            ops.send(probe->own.get(), probe->small, peer);
-            ops.recv(static_cast<std::byte*>(probe->all.get()) + probe->small * static_cast<std::size_t>(peer),
-                     probe->small, peer);
-          }
-        },
-        patient);
-    probe->device->record(probe->done.get(), stream);
+  const auto piece = [&](int peer) {
+    return static_cast<std::byte*>(all.get()) + kProbe * static_cast<std::size_t>(peer);
   };
-  comm_->apart(body, wait);
-  while (!device->done(probe->done.get())) {
+  comm_->enqueue(
+      stream.get(), [&](const NcclComm::Operations& ops) { ops.all_gather(own.get(), all.get(), kProbe); },
+      wait);
+  comm_->enqueue(
+      stream.get(),
+      [&](const NcclComm::Operations& ops) {
+        for (int peer = 0; peer < size(); ++peer) {
+          const int distance = peer > rank() ? peer - rank() : rank() - peer;
+          if (distance == 0 || (size() > kConnectAll && distance > 1)) continue;
+          ops.send(own.get(), kProbe, peer);
+          ops.recv(piece(peer), kProbe, peer);
+        }
+      },
+      wait);
+  device.record(done.get(), stream.get());
+  while (!device.done(done.get())) {
     wait();
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }

@@ -1,12 +1,10 @@
 // A libnccl for tests: logs calls by rank, and fails, stays busy or calls back on request. A rank number stands
 // for a device.
-#include <chrono>
 #include <cstddef>
 #include <deque>
 #include <map>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "device/nccl_abi.h"
@@ -20,7 +18,7 @@ using nccl::Result;
 struct bdcp_fake_comm {
   int rank = 0, size = 0;
   int busy = 0;  // polls until what is under way is done
-  bool ended = false, blocking = false;
+  bool ended = false;
   std::string group;  // what the open one consists of
 };
 
@@ -28,7 +26,6 @@ namespace {
 
 struct State {
   int version = 22809;
-  bool background = false, released = false;
   int busy_init = 0, busy_group = 0, busy_finalize = 0;
   Result async = nccl::success;
   std::map<std::string, Result> fails;
@@ -51,17 +48,6 @@ Result enter(const char* name, Comm comm = nullptr, const std::string& text = ""
   if (comm && !text.empty()) state.log[of(comm).rank] += text + "\n";
   const auto failing = state.fails.find(name);
   return failing == state.fails.end() ? nccl::success : failing->second;
-}
-
-/// What a blocking communicator does with `polls`.
-void wait_inside(bdcp_fake_comm& comm, int polls) {
-  for (; polls > 0; --polls) {
-    {
-      const std::lock_guard lock(mutex);
-      if (comm.ended || state.released) return;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
 }
 
 Result note(const char* name, Comm comm, const std::string& text) {
@@ -87,23 +73,16 @@ Result ncclGetUniqueId(nccl::UniqueId* id) {
   return enter("ncclGetUniqueId");
 }
 Result ncclCommInitRankConfig(Comm* comm, int size, nccl::UniqueId id, int rank, nccl::Config* config) {
-  std::unique_lock lock(mutex);
-  const bool blocking = config->blocking == 1 && !state.background;
-  bool good = config->size == sizeof(nccl::Config) && config->magic == 0xcafebeef &&
-              (config->blocking == 0 || config->blocking == 1) && config->cga_cluster_size == 0 &&
-              config->max_ctas == 16;
+  const std::lock_guard lock(mutex);
+  bool good = config->size == sizeof(nccl::Config) && config->magic == 0xcafebeef && config->blocking == 0 &&
+              config->max_ctas == 16 && config->cga_cluster_size == 0;
   for (std::size_t i = 0; i < sizeof id.internal; ++i) good = good && id.internal[i] == static_cast<char>(i);
-  const int polls = state.busy_init;
-  bdcp_fake_comm* const made =
-      &comms.emplace_back(bdcp_fake_comm{rank, size, blocking ? 0 : polls, false, blocking, {}});
+  bdcp_fake_comm* const made = &comms.emplace_back(bdcp_fake_comm{rank, size, state.busy_init, false, {}});
   *comm = reinterpret_cast<Comm>(made);
   state.made.push_back(made);
   if (!good) return nccl::invalid_argument;
   const Result result = enter("ncclCommInitRankConfig", *comm, "init");
-  if (!blocking) return result == nccl::success ? nccl::in_progress : result;
-  lock.unlock();
-  wait_inside(*made, polls);
-  return result;
+  return result == nccl::success ? nccl::in_progress : result;
 }
 Result ncclCommGetAsyncError(Comm comm, Result* result) {
   const std::lock_guard lock(mutex);
@@ -113,22 +92,18 @@ Result ncclCommGetAsyncError(Comm comm, Result* result) {
   return own;
 }
 Result ncclCommFinalize(Comm comm) {
-  std::unique_lock lock(mutex);
-  const int polls = state.busy_finalize;
-  const Result result = enter("ncclCommFinalize", comm, "finalize");
-  lock.unlock();
-  if (of(comm).blocking)
-    wait_inside(of(comm), polls);
-  else
-    of(comm).busy = polls;
-  return result;
+  const std::lock_guard lock(mutex);
+  of(comm).busy = state.busy_finalize;
+  return enter("ncclCommFinalize", comm, "finalize");
 }
 Result ncclCommDestroy(Comm comm) {
+  const std::lock_guard lock(mutex);
   const Result result = enter("ncclCommDestroy", comm, "destroy");
   of(comm).ended = true;
   return result;
 }
 Result ncclCommAbort(Comm comm) {
+  const std::lock_guard lock(mutex);
   const Result result = enter("ncclCommAbort", comm, "abort");
   of(comm).ended = true;
   return result;
@@ -150,7 +125,7 @@ Result ncclGroupStart() {
   return enter("ncclGroupStart");
 }
 Result ncclGroupEnd() {
-  std::unique_lock lock(mutex);
+  const std::lock_guard lock(mutex);
   const Comm comm = reinterpret_cast<Comm>(current);
   const Result result = enter("ncclGroupEnd", comm, current ? "group: " + current->group : "");
   if (current) current->group.clear();
@@ -159,12 +134,6 @@ Result ncclGroupEnd() {
   for (const bdcp_fake_comm* other : state.made)
     if (other != current && other->rank == current->rank && !other->ended && other->busy > 0)
       ++state.calls["during another launch"];
-  if (current->blocking) {
-    const int polls = state.busy_group;
-    lock.unlock();
-    wait_inside(*current, polls);
-    return nccl::success;
-  }
   current->busy = state.busy_group;
   return current->busy > 0 ? nccl::in_progress : nccl::success;
 }
@@ -186,19 +155,12 @@ void fake_nccl_reset() {
   state = State();
 }
 void fake_nccl_version(int version) { state.version = version; }
-/// As NCCL_COMM_BLOCKING=0: no communicator blocks, whatever its creator asked for.
-void fake_nccl_background() { state.background = true; }
 /// Polls that creation, groups and the end take from now on.
 void fake_nccl_busy(int init, int groups, int finalize) {
   const std::lock_guard lock(mutex);
   state.busy_init = init;
   state.busy_group = groups;
   state.busy_finalize = finalize;
-}
-/// Whoever waits inside goes on.
-void fake_nccl_release() {
-  const std::lock_guard lock(mutex);
-  state.released = true;
 }
 void fake_nccl_async(int result) {
   const std::lock_guard lock(mutex);
