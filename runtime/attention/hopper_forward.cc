@@ -21,26 +21,8 @@ namespace {
 using kernel::HopperForwardArgs;
 using kernel::HopperTile;
 
-std::int64_t cost(const HopperTile& tile) {
-  return std::int64_t{tile.q_end - tile.q_begin} * (tile.k_end - tile.k_begin);
-}
-
-/// The shortest tiles, from the end, that keep every SM busy for some 20 us, in which a transfer's kernel gets
-/// from its queue to the SMs. All of them where that is a fourth of the work or more.
-std::size_t opening_tiles(std::span<const HopperTile> tiles, std::int64_t operations_per_pair, int sms) {
-  constexpr std::int64_t kOperations = 90'000'000;  // of an SM in that time
-  const std::int64_t pairs = kOperations / operations_per_pair * sms;
-  std::int64_t opening = 0, all = 0;
-  std::size_t count = 0;
-  for (std::size_t i = tiles.size(); i-- > 0;) {
-    if (opening < pairs) {
-      opening += cost(tiles[i]);
-      ++count;
-    }
-    all += cost(tiles[i]);
-  }
-  return all < 4 * opening ? tiles.size() : count;
-}
+/// What an SM gets through in some 20 us, in which a transfer's kernel comes from its queue to the SMs.
+constexpr std::int64_t kOpeningOperations = 90'000'000;
 
 }  // namespace
 
@@ -84,9 +66,8 @@ HopperForward::HopperForward(const CallShape& shape, const plan::RankPlan& plan,
     }
     few = (context.heads_at_once > 0 ? context.heads_at_once : plan::heads_at_once(band)) * groups_of_head;
   }
-  opening_ = opening_tiles(
-      parts[0], 2 * (shape.head_dim + shape.dim_v()) * static_cast<std::int64_t>(groups()) * config_.pack,
-      facts.sm_count);
+  const std::int64_t of_pair = 2 * std::int64_t{shape.heads_q} * (shape.head_dim + shape.dim_v());
+  opening_ = opening_tiles(parts[0], kOpeningOperations / of_pair * facts.sm_count);
 }
 
 bool HopperForward::takes(const ForwardCall& call) {

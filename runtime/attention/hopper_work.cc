@@ -22,6 +22,23 @@ void append_visible(std::vector<kernel::KeyRange>& visible, const plan::RankPlan
 
 }  // namespace
 
+std::int64_t cost(const kernel::HopperTile& tile) {
+  return std::int64_t{tile.q_end - tile.q_begin} * (tile.k_end - tile.k_begin);
+}
+
+std::size_t opening_tiles(std::span<const kernel::HopperTile> tiles, std::int64_t pairs) {
+  std::int64_t opening = 0, all = 0;
+  std::size_t count = 0;
+  for (std::size_t i = tiles.size(); i-- > 0;) {
+    if (opening < pairs) {
+      opening += cost(tiles[i]);
+      ++count;
+    }
+    all += cost(tiles[i]);
+  }
+  return all < 4 * opening ? tiles.size() : count;
+}
+
 HopperWork make_hopper_work(const plan::RankPlan& plan, int tokens, int keys, bool share,
                             std::int64_t group_rows) {
   const plan::TileSchedule schedule = plan::make_tile_schedule(

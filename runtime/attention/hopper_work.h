@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernel_templates/hopper_args.h"
@@ -20,5 +22,12 @@ struct HopperWork {
 /// tile if `share` and their keys fit one block.
 HopperWork make_hopper_work(const plan::RankPlan& plan, int tokens, int keys, bool share,
                             std::int64_t group_rows = 0);
+
+/// Pairs of rows and keys that the tile's blocks cover, of one head.
+std::int64_t cost(const kernel::HopperTile& tile);
+
+/// How many of the last tiles cover `pairs` pairs together: what runs first beside a transfer that starts. All
+/// of them where that would be a fourth of the pairs of `tiles` or more.
+std::size_t opening_tiles(std::span<const kernel::HopperTile> tiles, std::int64_t pairs);
 
 }  // namespace bdcp::attention

@@ -81,5 +81,23 @@ TEST(HopperWork, RectangularLayouts) {
   }
 }
 
+TEST(HopperWork, TheOpeningIsOfTheLastTilesAndAFourthAtMost) {
+  std::vector<kernel::HopperTile> tiles;
+  for (const int keys : {1000, 500, 100, 20, 10, 0}) {
+    kernel::HopperTile tile{};
+    tile.q_end = 10;
+    tile.k_begin = 7;
+    tile.k_end = 7 + keys;
+    tiles.push_back(tile);
+  }
+  EXPECT_EQ(attention::cost(tiles[0]), 10000);
+  EXPECT_EQ(attention::opening_tiles(tiles, 0), 0u);
+  EXPECT_EQ(attention::opening_tiles(tiles, 1), 2u);  // the last has no keys
+  EXPECT_EQ(attention::opening_tiles(tiles, 100), 2u);
+  EXPECT_EQ(attention::opening_tiles(tiles, 301), 4u);
+  EXPECT_EQ(attention::opening_tiles(tiles, 1301), tiles.size());  // 6300 of 16300
+  EXPECT_EQ(attention::opening_tiles({}, 5), 0u);
+}
+
 }  // namespace
 }  // namespace bdcp::test
