@@ -56,8 +56,9 @@ HopperForward::HopperForward(const CallShape& shape, const plan::RankPlan& plan,
     int& few = heads_at_once_[static_cast<int>(part)];
     few = static_cast<int>(groups());
     if (room.wanted()) continue;
+    // Documents that exceed the cache by little are up to 1 % slower a few heads at a time, by half 2 % faster.
     plan::HeadBandFacts band{.heads = shape.heads_kv,
-                             .cache_bytes = static_cast<std::int64_t>(facts.l2_bytes),
+                             .cache_bytes = static_cast<std::int64_t>(facts.l2_bytes) * 3 / 2,
                              .sms = facts.sm_count};
     for (const HopperTile& tile : parts[static_cast<int>(part)]) {
       band.longest_bytes = std::max(band.longest_bytes, (tile.k_end - tile.k_begin) * key_bytes);
