@@ -62,7 +62,7 @@ TEST_F(HopperGpu, FewHeadsAtATime) {
   for (const bool deterministic : {false, true})
     for (const auto& [heads, heads_kv, dim] : {std::tuple{8, 4, 128}, {4, 4, 64}}) {
       Case c;
-      c.layout = from_lengths({700, 40, 1, 900, 0, 20, 300}, 3, "few_heads");
+      c.layout = from_lengths({300, 40, 1, 450, 0, 20, 130}, 3, "few_heads");
       c.shape = make_shape(heads, heads_kv, dim, DType::bf16);
       SCOPED_TRACE(describe(c));
       const Data data = make_data(c);
@@ -82,6 +82,7 @@ TEST_F(HopperGpu, FewHeadsAtATime) {
           EXPECT_TRUE(outputs.dq.same_bits(all.dq));
         }
       }
+      if (deterministic) continue;
       heads_at_once_ = 1;  // also where K/V is in two places
       expect_ranks_equal_whole(
           c, data, 2, options, [&](const plan::RankPlan& plan) { return prepare(c.shape, plan, options); },
