@@ -53,11 +53,14 @@ class ControlRouter::Link final : public Reactor::Watch {
 
   void on_due() override {
     const Deadline now = Clock::now();
-    if (now >= silent_until())
-      return end(
-          fmt::format("it was silent for {} heartbeats ({:.3g} s); its process is stopped, or its host or "
-                      "network is gone",
-                      kLostHeartbeats, std::chrono::duration<double>(now - heard_).count()));
+    if (now >= silent_until()) {
+      // It is told as well: one that was only stopped then knows whose fault it was.
+      router_.lost(
+          *this, fmt::format("it was silent for {} heartbeats ({:.3g} s); its process is stopped, or its host "
+                             "or network is gone",
+                             kLostHeartbeats, std::chrono::duration<double>(now - heard_).count()));
+      return close();
+    }
     if (now < sent_ + router_.heartbeat()) return;
     if (out_.empty()) {
       send_heartbeat();

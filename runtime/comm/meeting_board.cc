@@ -3,13 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 namespace bdcp::comm {
 namespace {
-
-constexpr std::chrono::microseconds kAwake{150};
 
 /// The failure, and where this rank was when it learnt of it. `place`: "in", "before" or "after".
 Error seen_at(const Failure& failure, int rank, const std::string& group, const char* place, Call call) {
@@ -38,10 +35,9 @@ std::uint64_t MeetingBoard::begin(Channel channel, Call call) {
 MeetingBoard::Outcome MeetingBoard::wait(Channel channel, std::uint64_t number, Call call, Deadline deadline,
                                          std::vector<std::string>& payloads, int& left) {
   Lane& lane = lanes_[static_cast<std::size_t>(channel)];
-  // Where all others are there already it is over sooner than the system would wake a thread that sleeps.
-  for (const auto end = std::chrono::steady_clock::now() + kAwake;
-       lane.completed < number && !failed_ && std::chrono::steady_clock::now() < end;)
-    std::this_thread::yield();
+  // Where all others are there already it is over at once.
+  for (const auto start = Awake::Clock::now(); lane.completed < number && !failed_ && awake_.stay(start);) {
+  }
   std::unique_lock lock(mutex_);
   // A meeting that came about counts, even if a member failed or left right after it.
   while (lane.completed < number) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/awake.h"
 #include "comm/group.h"
 #include "comm/meeting.h"
 #include "comm/reactor.h"
@@ -56,6 +57,7 @@ class MeetingBoard {
   Call last_ = Call::creation;  ///< that this rank began, on either channel
   std::optional<Failure> failure_;
   std::vector<int> left_;
+  Awake awake_;
   std::atomic<bool> failed_ = false;
   Signal failure_signal_;
 };

@@ -17,9 +17,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 /// A round of handlers that is away longer than this was not busy, it was stopped.
 constexpr auto kStall = std::chrono::milliseconds(500);
-/// After something has come, from a caller or a peer, the answer often follows at once: for so long the thread
-/// looks again and again instead of falling asleep, from which the system wakes it in some 30 us.
-constexpr auto kBusy = std::chrono::microseconds(150);
 
 }  // namespace
 
@@ -84,7 +81,7 @@ bool Reactor::run_tasks() {
     tasks.swap(tasks_);
     stopping = stopping_;
   }
-  if (!tasks.empty()) busy_until_ = Clock::now() + kBusy;
+  if (!tasks.empty()) last_event_ = Clock::now();
   for (const auto& task : tasks) {
     try {
       task();
@@ -131,15 +128,13 @@ void Reactor::poll_once() {
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(next - before).count();
     timeout = static_cast<int>(std::clamp<long long>(ms, 0, 60000));
   }
-  if (before < busy_until_) {
-    timeout = 0;
-    std::this_thread::yield();
-  }
+  // After something has come, from a caller or a peer, the answer often follows at once.
+  if (awake_.stay(last_event_)) timeout = 0;
   const int count = poll(polled.data(), polled.size(), timeout);
   if (count < 0 && errno != EINTR) throw Error(ErrorCode::io_error, std::strerror(errno)).with_call("poll");
   if (count > 0 && polled[0].revents) wake_.clear();
   const Deadline now = Clock::now();
-  if (count > 0) busy_until_ = now + kBusy;
+  if (count > 0) last_event_ = now;
   // Time between two polls, or in this one beyond its timeout.
   auto away = before - last_round_;
   if (timeout >= 0) away = std::max(away, now - before - std::chrono::milliseconds(timeout));

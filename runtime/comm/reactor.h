@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "comm/awake.h"
 #include "comm/socket.h"
 #include "device/fork_guard.h"
 
@@ -72,7 +73,8 @@ class Reactor {
   std::vector<std::function<void()>> tasks_;
   bool stopping_ = false;
   std::vector<std::shared_ptr<Watch>> watches_;  // the thread's
-  Deadline last_round_, busy_until_ = Deadline::min();
+  Deadline last_round_, last_event_{};
+  Awake awake_;
   std::unique_ptr<std::thread> thread_;
 };
 
