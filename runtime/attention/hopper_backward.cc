@@ -6,13 +6,13 @@
 #include <numbers>
 
 #include "attention/call_checks.h"
+#include "attention/head_bands.h"
 #include "attention/hopper_backward_work.h"
 #include "attention/hopper_maps.h"
 #include "attention/kernel_tensor.h"
 #include "attention/persistent_grid.h"
 #include "base/check.h"
 #include "plan/document_groups.h"
-#include "plan/head_bands.h"
 
 namespace bdcp::attention {
 namespace {
@@ -55,7 +55,7 @@ HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& pla
   });
   for (const Part part : {Part::local, Part::remote})
     heads_at_once_[static_cast<int>(part)] =
-        heads_at_once(work, part, row_bytes / shape.heads_q * shape.heads_kv, context);
+        choose_heads_at_once(work, part, row_bytes / shape.heads_q * shape.heads_kv, context);
   split_local_ = work.split_local;
   split_remote_ = work.split_remote;
   const auto ratio = static_cast<std::size_t>(shape.heads_q / shape.heads_kv);
@@ -90,23 +90,14 @@ HopperBackward::Workspace HopperBackward::lay_out() const {
   return at;
 }
 
-int HopperBackward::heads_at_once(const HopperBackwardWork& work, Part part, std::int64_t row_bytes,
-                                  const PrepareContext& context) const {
-  const bool split = (part == Part::local ? work.split_local : work.split_remote) > 0;
-  if (context.room.wanted() || split) return shape_.heads_kv;
-  if (context.heads_at_once > 0) return context.heads_at_once;
-  const device::DeviceFacts& facts = device_->facts();
-  plan::HeadBandFacts band{.heads = shape_.heads_kv,
-                           .cache_bytes = kMissesThatTell * static_cast<std::int64_t>(facts.l2_bytes),
-                           .sms = facts.sm_count};
-  const std::span<const kernel::HopperKeyTile> all = work.tiles.items;
-  for (const kernel::HopperKeyTile& tile :
-       part == Part::local ? all.first(work.tiles.local_count) : all.subspan(work.tiles.local_count)) {
-    band.longest_bytes = std::max(band.longest_bytes, (tile.q_end - tile.q_begin) * row_bytes);
-    band.total_cost += cost(tile);
-    band.longest_cost = std::max(band.longest_cost, cost(tile));
-  }
-  return plan::heads_at_once(band);
+int HopperBackward::choose_heads_at_once(const HopperBackwardWork& work, Part part, std::int64_t row_bytes,
+                                         const PrepareContext& context) const {
+  if ((part == Part::local ? work.split_local : work.split_remote) > 0) return shape_.heads_kv;
+  const auto load = [&](const kernel::HopperKeyTile& tile) {
+    return TileLoad{(tile.q_end - tile.q_begin) * row_bytes, cost(tile)};
+  };
+  return heads_at_once(part_of(work.tiles.items, work.tiles.local_count, part), shape_, context, 1,
+                       kMissesThatTell * static_cast<std::int64_t>(device_->facts().l2_bytes), load);
 }
 
 std::size_t HopperBackward::items(Part part) const {

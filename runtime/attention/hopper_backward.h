@@ -37,8 +37,8 @@ class HopperBackward {
   std::size_t split_tiles(Part part) const { return part == Part::local ? split_local_ : split_remote_; }
   std::size_t items(Part part) const;
   /// `row_bytes`: of what an item reads and adds to, one query head for each of K/V.
-  int heads_at_once(const HopperBackwardWork& work, Part part, std::int64_t row_bytes,
-                    const PrepareContext& context) const;
+  int choose_heads_at_once(const HopperBackwardWork& work, Part part, std::int64_t row_bytes,
+                           const PrepareContext& context) const;
   /// Whether long tiles have an item per q head.
   bool splits(const plan::RankPlan& plan, const Options& options, const GraphRoom& room) const;
   /// In bytes; LSE comes first.

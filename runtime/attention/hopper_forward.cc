@@ -4,16 +4,15 @@
 
 #include <algorithm>
 #include <numbers>
-#include <span>
 
 #include "attention/call_checks.h"
+#include "attention/head_bands.h"
 #include "attention/hopper_maps.h"
 #include "attention/hopper_work.h"
 #include "attention/kernel_tensor.h"
 #include "attention/persistent_grid.h"
 #include "base/check.h"
 #include "plan/document_groups.h"
-#include "plan/head_bands.h"
 
 namespace bdcp::attention {
 namespace {
@@ -49,26 +48,19 @@ HopperForward::HopperForward(const CallShape& shape, const plan::RankPlan& plan,
   visible_ =
       DeviceList<kernel::KeyRange>(*context.tables, work.visible, work.visible.size(), room.each(plan.rows));
 
-  const std::span<const HopperTile> all = work.tiles;
-  const std::span<const HopperTile> parts[] = {all.first(work.local_count), all.subspan(work.local_count)};
+  // Documents that exceed the cache by little are up to 1 % slower a few heads at a time, by half 2 % faster.
+  const auto cache_bytes = static_cast<std::int64_t>(facts.l2_bytes) * 3 / 2;
   const auto groups_of_head = static_cast<int>(groups()) / shape.heads_kv;
-  for (const Part part : {Part::local, Part::remote}) {
-    int& few = heads_at_once_[static_cast<int>(part)];
-    few = static_cast<int>(groups());
-    if (room.wanted()) continue;
-    // Documents that exceed the cache by little are up to 1 % slower a few heads at a time, by half 2 % faster.
-    plan::HeadBandFacts band{.heads = shape.heads_kv,
-                             .cache_bytes = static_cast<std::int64_t>(facts.l2_bytes) * 3 / 2,
-                             .sms = facts.sm_count};
-    for (const HopperTile& tile : parts[static_cast<int>(part)]) {
-      band.longest_bytes = std::max(band.longest_bytes, (tile.k_end - tile.k_begin) * key_bytes);
-      band.total_cost += cost(tile) * groups_of_head;
-      band.longest_cost = std::max(band.longest_cost, cost(tile));
-    }
-    few = (context.heads_at_once > 0 ? context.heads_at_once : plan::heads_at_once(band)) * groups_of_head;
-  }
+  const auto load = [&](const HopperTile& tile) {
+    return TileLoad{(tile.k_end - tile.k_begin) * key_bytes, cost(tile)};
+  };
+  for (const Part part : {Part::local, Part::remote})
+    heads_at_once_[static_cast<int>(part)] =
+        groups_of_head * heads_at_once(part_of(work.tiles, work.local_count, part), shape, context,
+                                       groups_of_head, cache_bytes, load);
   const std::int64_t of_pair = 2 * std::int64_t{shape.heads_q} * (shape.head_dim + shape.dim_v());
-  opening_ = opening_tiles(parts[0], kOpeningOperations / of_pair * facts.sm_count);
+  opening_ = opening_tiles(part_of(work.tiles, work.local_count, Part::local),
+                           kOpeningOperations / of_pair * facts.sm_count);
 }
 
 bool HopperForward::takes(const ForwardCall& call) {

@@ -35,8 +35,9 @@ std::size_t opening_tiles(std::span<const kernel::HopperTile> tiles, std::int64_
       ++count;
     }
     all += cost(tiles[i]);
+    if (opening >= pairs && all >= 4 * opening) return count;  // the longest need not be looked at
   }
-  return all < 4 * opening ? tiles.size() : count;
+  return tiles.size();
 }
 
 HopperWork make_hopper_work(const plan::RankPlan& plan, int tokens, int keys, bool share,

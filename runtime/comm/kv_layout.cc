@@ -69,9 +69,7 @@ void lay_out_forward(const plan::GlobalPlan& global, const plan::RankPlan& plan,
 bool fetch_is_longer(const plan::GlobalPlan& global, const KvLayout& layout) {
   if (layout.path != ExchangePath::allgather)
     return false;  // what comes is what goes, and partials are no smaller
-  std::vector<std::int64_t> returned(static_cast<std::size_t>(global.world), 0);
-  for (const plan::Edge& edge : global.edges) returned[static_cast<std::size_t>(edge.dst)] += edge.tokens;
-  const std::int64_t most = returned.empty() ? 0 : *std::max_element(returned.begin(), returned.end());
+  const std::int64_t most = *std::max_element(global.halo.recv.begin(), global.halo.recv.end());  // of a rank
   const std::int64_t gathered = global.local_len * (global.world - 1);
   return gathered * static_cast<std::int64_t>(size_of(layout.dtype)) >
          most * static_cast<std::int64_t>(size_of(layout.payload));

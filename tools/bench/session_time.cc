@@ -197,23 +197,21 @@ CallTime Session::timed_call(const Rank& rank, Direction direction, const Team::
 }
 
 std::optional<double> Session::exposed_us(Direction direction, int calls) {
-  std::vector<std::vector<CallTime>> times(ranks_.size());
-  const auto count = static_cast<std::size_t>(calls);
-  team_.run([&](int index, const Team::Barrier& barrier) {
+  std::vector<std::vector<double>> working(ranks_.size());
+  const std::vector<double> all = slowest(calls, [&](int index, const Team::Barrier& barrier) {
     const auto local = static_cast<std::size_t>(index);
-    for (int i = 0; i < calls; ++i) times[local].push_back(timed_call(ranks_[local], direction, barrier));
+    const CallTime time = timed_call(ranks_[local], direction, barrier);
+    working[local].push_back(time.working);
+    return time.all;
   });
-  const auto slowest_of = [&](double CallTime::*which) {
-    std::vector<double> most(count, std::numeric_limits<double>::lowest());
-    for (const std::vector<CallTime>& of_rank : times)
-      for (std::size_t i = 0; i < count; ++i) most[i] = std::max(most[i], of_rank[i].*which);
-    team_.take_largest(most);
-    return most;
-  };
-  const std::vector<double> all = slowest_of(&CallTime::all), working = slowest_of(&CallTime::working);
-  std::vector<CallTime> slowest;
-  for (std::size_t i = 0; i < count; ++i) slowest.push_back({all[i], working[i]});
-  return mean_exposed(slowest);
+  std::vector<std::size_t> told(ranks_.size());
+  const std::vector<double> but_for_waits = slowest(calls, [&](int index, const Team::Barrier&) {
+    const auto local = static_cast<std::size_t>(index);
+    return working[local][told[local]++];
+  });
+  std::vector<CallTime> slowest_of_each;
+  for (std::size_t i = 0; i < all.size(); ++i) slowest_of_each.push_back({all[i], but_for_waits[i]});
+  return mean_exposed(slowest_of_each);
 }
 
 double Session::time_begin_step(int iters) {
