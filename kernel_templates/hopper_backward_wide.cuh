@@ -48,6 +48,14 @@ struct HopperWideConsumer : HopperKeyWork {
     }
   }
 
+  /// Both warpgroups: dS of the block is there, and that of the block before no longer needed.
+  __device__ void share_done() const {
+    HopperBackwardShared& shared = hopper_shared();
+    __syncwarp();
+    release(&shared.ds_full[used & 1]);
+    await<2>(shared.ds_full, used);
+  }
+
   /// The block's rows, and whether any pair of it is hidden.
   __device__ int row_of(const HopperWalk& at) const { return tile().q_begin + at.block * kM; }
   __device__ bool masked(int row) const { return row < tile().full_begin || tile().full_end - row < kM; }
@@ -118,7 +126,7 @@ struct HopperWideConsumer : HopperKeyWork {
       await<Config::kStages>(shared.q_full, used + 1);
       multiply_transposed<Shape::kSteps>(s, k_address(), q_rows(used + 1));
     }
-    named_barrier(kBarrierDs, 256);
+    share_done();
     wgmma_wait<kMore ? 1 : 0>();
     pin_registers(dv);
     pin_registers(p);
@@ -166,7 +174,7 @@ struct HopperWideConsumer : HopperKeyWork {
     pack(ds, dp);
     share(ds);
     fence_async_proxy();
-    named_barrier(kBarrierDs, 256);
+    share_done();
     pin_registers(dk);
     pin_registers(ds);
     multiply_rows<Shape::kColumns>(dk, ds, q_rows(used));

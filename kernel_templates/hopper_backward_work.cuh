@@ -6,8 +6,8 @@
 
 namespace bdcp::kernel {
 
-/// Named barriers of both warpgroups.
-constexpr int kBarrierDs = 1, kBarrierVote = 2;
+/// Named barrier of both warpgroups.
+constexpr int kBarrierVote = 2;
 
 struct HopperKeyWork {
   using Shape = HopperBackwardShape;
