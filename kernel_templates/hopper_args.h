@@ -32,13 +32,20 @@ struct HopperTile {
   int reserved;
 };
 
+/// As the maps below, of 8 rows instead of Config::kN.
+struct HopperBorder {
+  TensorMap local, remote;
+};
+
 /// K and V maps are {dim, Config::kN, rows + Config::kN, heads}, Q and O maps {dim, Config::kPack,
 /// Config::kTokens, rows + Config::kTokens, heads / Config::kPack}: rows have two coordinates that are added,
 /// with the base one tile before row 0, so that the end of the first one cuts a tile off at any row.
 struct HopperForwardArgs {
   TensorMap q, k, v, remote_k, remote_v, out;
-  Tensor k_rows, v_rows, remote_k_rows, remote_v_rows;  ///< the same, for the block across the border
-  float* lse;                                           ///< may be null
+  /// The same of K and V, for the block across the border of remote and local keys, if there is one.
+  HopperBorder k_border, v_border;
+  Tensor k_rows, v_rows, remote_k_rows, remote_v_rows;
+  float* lse;  ///< may be null
   i64 lse_stride;
   const HopperTile* tiles;
   const KeyRange* visible;

@@ -24,7 +24,7 @@ struct HopperProducer {
   /// Every other round goes backwards so that no CTA always gets the longer one.
   __device__ static int dealt(int round) {
     int ctas = gridDim.x, cta = blockIdx.x;
-    asm volatile("" : "+r"(ctas), "+r"(cta));  // formed again, as in copy_across
+    asm volatile("" : "+r"(ctas), "+r"(cta));  // formed again, as in load_across
     return round * ctas + (round & 1 ? ctas - 1 - cta : cta);
   }
   __device__ int draw() const { return args.ticket && threadIdx.x % 32 == 0 ? atomicAdd(args.ticket, 1) : 0; }
@@ -121,31 +121,30 @@ struct HopperProducer {
     const int use = loaded - 1 - block;
     HopperShared& shared = hopper_shared();
     const int buffer = buffer_of<Config::kStages>(use);
-    load<Config::kDim, Shape::kPanels, Shape::kBytesK>(args.k, args.remote_k, args.k_rows, args.remote_k_rows,
-                                                       k_address(buffer), &shared.k_full[buffer],
-                                                       &shared.k_empty[buffer], block, use);
+    load<Config::kDim, Shape::kPanels, Shape::kBytesK>(
+        args.k, args.remote_k, args.k_border, args.k_rows, args.remote_k_rows, k_address(buffer),
+        &shared.k_full[buffer], &shared.k_empty[buffer], block, use);
   }
   __device__ void load_v(int block) {
     asm volatile("" : "+r"(block), "+r"(loaded), "+r"(mine));
     const int use = loaded - 1 - block;
     HopperShared& shared = hopper_shared();
     const int buffer = buffer_of<Config::kStages>(use);
-    load<Config::kDimV, Shape::kPanelsV, Shape::kBytesV>(args.v, args.remote_v, args.v_rows, args.remote_v_rows,
-                                                         v_address(buffer), &shared.v_full[buffer],
-                                                         &shared.v_empty[buffer], block, use);
+    load<Config::kDimV, Shape::kPanelsV, Shape::kBytesV>(
+        args.v, args.remote_v, args.v_border, args.v_rows, args.remote_v_rows, v_address(buffer),
+        &shared.v_full[buffer], &shared.v_empty[buffer], block, use);
   }
 
   /// Key positions of a block; zeros from the tile's k_end on, so that no other document's NaN meets P = 0.
   template <int kDim, int kPanels, int kBytes>
-  __device__ void load(const TensorMap& local, const TensorMap& remote, const Tensor& local_rows,
-                       const Tensor& remote_rows, u32 target, const u64* full_barrier, const u64* empty_barrier,
-                       int block, int use) {
+  __device__ void load(const TensorMap& local, const TensorMap& remote, const HopperBorder& border,
+                       const Tensor& local_rows, const Tensor& remote_rows, u32 target, const u64* full_barrier,
+                       const u64* empty_barrier, int block, int use) {
     const u32 full = smem_address(full_barrier);
     const int begin = word(2) + block * kN, count = min(kN, word(3) - begin);
     barrier_wait(smem_address(empty_barrier), parity_of<Config::kStages>(use) ^ 1);
     if (begin < args.remote_len && begin + count > args.remote_len) {
-      copy_across<kDim, kPanels>(local_rows, remote_rows, target, begin, count);
-      if (threadIdx.x % 32 == 0) barrier_arrive(full);
+      load_across<kDim, kPanels>(border, local_rows, remote_rows, target, full, begin, count);
     } else if (threadIdx.x % 32 == 0) {
       const bool is_remote = begin < args.remote_len;
       const TensorMap& map = is_remote ? remote : local;
@@ -158,16 +157,46 @@ struct HopperProducer {
     }
   }
 
-  /// The block with the last remote and the first local keys, row by row.
+  /// The block with the last remote and the first local keys, eight at a time. Eight that are of both, and all
+  /// of a block that is not full, are copied one by one.
   template <int kDim, int kPanels>
-  __device__ void copy_across(const Tensor& local, const Tensor& remote, u32 target, int begin, int count) {
+  __device__ void load_across(const HopperBorder& maps, const Tensor& local, const Tensor& remote, u32 target,
+                              u32 full, int begin, int count) {
     // What does not vary would be computed in advance, for a path that hardly ever runs, and there are no
     // registers to keep it in.
-    int place = threadIdx.x % 32;
-    asm volatile("" : "+r"(place), "+r"(target), "+r"(begin), "+r"(count));
+    int lane = threadIdx.x % 32;
+    asm volatile("" : "+r"(lane), "+r"(target), "+r"(begin), "+r"(count));
 #pragma unroll 1
-    for (; place < kN * 8 * kPanels; place += 32) {
-      const int chunk = place % 8, row = place / 8 % kN, panel = place / (8 * kN);
+    for (int first = 0; first < kN; first += 8)
+      if (count < kN || is_of_both(first, begin))
+        copy_eight<kDim, kPanels>(local, remote, target, first, begin, count);
+    cp_async_wait_all();
+    fence_async_proxy();
+    __syncwarp();
+    const bool some_of_both = (args.remote_len - begin) % 8 != 0;
+    if (lane == 0) barrier_arrive_expect(full, count < kN ? 0 : (kN / 8 - some_of_both) * kPanels * 1024);
+    __syncwarp();
+    if (count < kN) return;
+#pragma unroll 1
+    for (; lane < kN / 8 * kPanels; lane += 32) {
+      const int first = lane / kPanels * 8, panel = lane % kPanels;
+      if (is_of_both(first, begin)) continue;
+      const int position = begin + first;
+      const bool far = position < args.remote_len;
+      tma_load_4d(target + panel * Shape::kPanelK + first * 128, far ? maps.remote : maps.local, full,
+                  kEvictLast, panel * 64, 0, (far ? position : position - args.remote_len) + 8, head);
+    }
+  }
+  __device__ bool is_of_both(int first, int begin) const {
+    const int border = args.remote_len - begin;
+    return border > first && border < first + 8;
+  }
+  template <int kDim, int kPanels>
+  __device__ void copy_eight(const Tensor& local, const Tensor& remote, u32 target, int first, int begin,
+                             int count) {
+#pragma unroll 1
+    for (int place = threadIdx.x % 32; place < 64 * kPanels; place += 32) {
+      const int chunk = place % 8, row = first + place / 8 % 8, panel = place / 64;
       const int position = begin + row, column = panel * 64 + chunk * 8;
       const bool far = position < args.remote_len;
       const Tensor& from = far ? remote : local;
@@ -177,9 +206,6 @@ struct HopperProducer {
       cp_async_16(target + panel * Shape::kPanelK + row * 128 + ((chunk ^ row % 8) << 4), source,
                   row < count && column < kDim);
     }
-    cp_async_wait_all();
-    fence_async_proxy();
-    __syncwarp();
   }
 };
 

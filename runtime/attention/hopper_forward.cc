@@ -23,6 +23,8 @@ using kernel::HopperTile;
 /// What an SM gets through in some 20 us, in which a transfer's kernel comes from its queue to the SMs.
 constexpr std::int64_t kOpeningOperations = 90'000'000;
 
+constexpr int kBorderRows = 8;  // see kernel::HopperBorder
+
 }  // namespace
 
 HopperForward::HopperForward(const CallShape& shape, const plan::RankPlan& plan, HopperLayout layout,
@@ -77,6 +79,12 @@ void HopperForward::launch(const ForwardCall& call, Part part, Stream stream, in
   encode_packed(*device_, call.out, tokens, config_.pack, args.out);
   encode_keys(*device_, call.k, call.remote_k, keys, args.q, args.k, args.remote_k);
   encode_keys(*device_, call.v, call.remote_v, keys, args.q, args.v, args.remote_v);
+  if (part == Part::remote) {
+    encode_keys(*device_, call.k, call.remote_k, kBorderRows, args.q, args.k_border.local,
+                args.k_border.remote);
+    encode_keys(*device_, call.v, call.remote_v, kBorderRows, args.q, args.v_border.local,
+                args.v_border.remote);
+  }
   args.k_rows = to_kernel(call.k);
   args.v_rows = to_kernel(call.v);
   args.remote_k_rows = to_kernel(call.remote_k);
