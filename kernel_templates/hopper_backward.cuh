@@ -1,12 +1,13 @@
 // Backward on Hopper: wgmma fed by TMA, specialised warps, a persistent grid. sm_90a.
 //
-// Two warps load, two threads add dQ to its sums, two warpgroups of 64 keys each compute. A tile of K/V rows
-// stays, with its dK and dV in registers, and the query rows that see it pass in blocks of kM, one q head of
-// the K/V head after the other, in a fixed order: dK and dV are the same bits on every run. Scores are computed
-// transposed (keys x rows), so that P and dS go from accumulators to the operand of dV += P * dO and
-// dK += dS * Q without leaving the registers; dS also passes through shared memory for dQ = dS^T * K. dQ of a
-// block is formed one block later: by then the other warpgroup's dS is there, so that the two need not keep
-// step, and one computes exponentials while the other multiplies.
+// Two warps load, two threads add dQ to its sums (where it has none, two warps form rowsum(dO * O)), two
+// warpgroups of 64 keys each compute. A tile of K/V rows stays, with its dK and dV in registers, and the query
+// rows that see it pass in blocks of kM, one q head of the K/V head after the other, in a fixed order: dK and
+// dV are the same bits on every run. Scores are computed transposed (keys x rows), so that P and dS go from
+// accumulators to the operand of dV += P * dO and dK += dS * Q without leaving the registers; dS also passes
+// through shared memory for dQ = dS^T * K. dQ of a block is formed one block later: by then the other
+// warpgroup's dS is there, so that the two need not keep step, and one computes exponentials while the other
+// multiplies.
 //
 // Items are drawn from a counter, longest first, each when the one before is near its end. The results of a
 // tile that several documents share are checked; the loading warp brings a tile that is not finite again, one
@@ -15,10 +16,12 @@
 // Config: kBf16, kDim, kDimV (real head dims), kRatio (q heads per K/V head), kM rows per block, kN keys per
 // tile (64 where a head is wider than 128: hopper_backward_wide.cuh), kStages of Q, kStagesDo, kSlots tiles in
 // flight, kOrder (HopperBackwardOrder), kDescending (blocks from the last row on), kOrdered (tiles add dQ in
-// the order of their keys), kSplit (some tiles have an item per q head: hopper_backward_parts.cuh), kPayloadF32
-// (dtype of remote dK/dV), kSmem.
+// the order of their keys), kSums (rows may have keys in several tiles), kDeltaRows (else: rows of O at a
+// time), kSplit (some tiles have an item per q head: hopper_backward_parts.cuh), kPayloadF32 (dtype of remote
+// dK/dV), kSmem.
 #pragma once
 
+#include "hopper_backward_delta.cuh"
 #include "hopper_backward_keys.cuh"
 #include "hopper_backward_sums.cuh"
 #include "hopper_backward_wide.cuh"
@@ -38,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperBackwardShape::
       shared.slots[i].again = 0;
     }
     for (int i = 0; i < Config::kStages; ++i) {
-      init(&shared.q_full[i], 33);  // the loads, and each lane's LSE and delta
+      init(&shared.q_full[i], 33);  // the loads, and each lane's LSE and delta or HopperDelta's
       init(&shared.q_empty[i], kWarps);
     }
     for (int i = 0; i < Config::kStagesDo; ++i) {
@@ -55,6 +58,7 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperBackwardShape::
       init(&shared.ds_empty[i], kWarps);
       init(&shared.dq_full[i], kWarps / 2);
       init(&shared.dq_empty[i], 1);
+      init(&shared.o_full[i], 1);
     }
     shared.again_count = shared.skipped = 0;
     shared.item_count = args.tile_count != nullptr ? *args.tile_count * args.heads_kv : args.item_count;
@@ -67,12 +71,17 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperBackwardShape::
   __syncthreads();
   if (threadIdx.x < 128) {
     fewer_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x < 32)
+    if (threadIdx.x < 32) {
       HopperKeyProducer(args).run();
-    else if (threadIdx.x < 64)
+    } else if (threadIdx.x < 64) {
       HopperRowProducer(args).run();
-    else if (threadIdx.x == 64 || threadIdx.x == 96)
+    } else if (!Config::kSums && threadIdx.x < 96) {
+      HopperDelta<0>(args).run();
+    } else if (!Config::kSums) {
+      HopperDelta<1>(args).run();
+    } else if (threadIdx.x == 64 || threadIdx.x == 96) {
       HopperAdder(args, static_cast<int>(threadIdx.x) / 32 - 2).run();
+    }
   } else {
     more_registers<Shape::kConsumerRegisters>();
     if constexpr (Shape::kWide)

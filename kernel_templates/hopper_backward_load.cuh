@@ -241,9 +241,11 @@ struct HopperRowProducer {
       const int stage = buffer_of<Config::kStages>(used);
       const u32 full = smem_address(&shared.q_full[stage]);
       barrier_wait(smem_address(&shared.q_empty[stage]), parity_of<Config::kStages>(used) ^ 1);
-      copy_values(smem_address(shared.lse[stage]), args.lse, head, row, count);
-      copy_values(smem_address(shared.delta[stage]), args.delta, head, row, count);
-      barrier_arrive_after_copies(full);
+      if constexpr (Config::kSums) {
+        copy_values(smem_address(shared.lse[stage]), args.lse, head, row, count);
+        copy_values(smem_address(shared.delta[stage]), args.delta, head, row, count);
+        barrier_arrive_after_copies(full);
+      }
       if (threadIdx.x % 32 == 0) {
         barrier_arrive_expect(full, Shape::kBytesQ);
 #pragma unroll

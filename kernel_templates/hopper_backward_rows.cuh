@@ -1,6 +1,6 @@
-// Row kernels around hopper_backward: LSE and rowsum(dO * O) as it reads them before it, dQ from its fp32 sums
-// after it. Config: kBf16, kDim, kDimV, kM. CTAs of 256 threads: chunks of rows in x, shares of the q heads in
-// y.
+// Row kernels around hopper_backward: LSE and rowsum(dO * O) as it reads them before it, of rows whose
+// sums it does not form itself, dQ from its fp32 sums after it. Config: kBf16, kDim, kDimV, kM. CTAs of 256
+// threads: chunks of rows in x, shares of the q heads in y.
 #pragma once
 
 #include "hopper_backward_store.cuh"

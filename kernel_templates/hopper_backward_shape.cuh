@@ -29,6 +29,7 @@ struct HopperBackwardShape {
                       : kN == 128 && (kM == 64 || kM == 128) && Config::kDim <= (kSplitRows ? 64 : 128) &&
                             Config::kDimV <= 128,
                 "tile does not split into wgmma shapes");
+  static_assert(Config::kSums || !kWide, "wide heads have no room for rows of O");
 };
 
 struct HopperBackwardSlot {
@@ -55,6 +56,7 @@ struct HopperBackwardShared {
   alignas(16) HopperBackwardSlot slots[Config::kSlots];
   alignas(16) float lse[Config::kStages][Config::kM];
   float delta[Config::kStages][Config::kM];
+  float natural_lse[2][32];  // on its way, by warp of HopperDelta
   u64 tile_full[Config::kSlots], slot_empty[Config::kSlots];
   u64 k_full, k_empty, v_full, v_empty;
   u64 near_end;  // of the latest tile
@@ -62,6 +64,7 @@ struct HopperBackwardShared {
   u64 do_full[Config::kStagesDo], do_empty[Config::kStagesDo];
   u64 ds_full[2], ds_empty[2];  // by buffer
   u64 dq_full[2], dq_empty[2];  // by warpgroup
+  u64 o_full[2];                // by warp of HopperDelta
   HopperAgain again[Config::kSlots];
   int again_count;
   int skipped;  // as in the slots; these three are the loading warp's alone

@@ -12,6 +12,10 @@ __device__ inline void barrier_arrive_expect(u32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+/// For several threads.
+__device__ inline void barrier_arrive_for(u32 barrier, int threads) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(threads) : "memory");
+}
 __device__ inline void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -68,6 +72,8 @@ constexpr u64 kEvictFirst = 0x12f0000000000000ull, kEvictLast = 0x14f00000000000
 __device__ inline void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
 }
+/// Some of a box must be inside the tensor: of one that is not, the hardware touches the map's base, which may
+/// be an address that nothing is at (it faults where that is not mapped; seen on an H200).
 __device__ inline void tma_load_4d(u32 dst, const TensorMap& map, u32 barrier, u64 policy, int c0, int c1,
                                    int c2, int c3) {
   asm volatile(

@@ -40,11 +40,12 @@ class HopperAttention final : public PreparedAttention {
         on_downgrade_(context.on_downgrade),
         portable_(std::move(portable)) {
     const HopperLayout layout = layout_of(plan, options);
-    kernels_ = memo.get(shape, options, static_cast<int>(layout), context, [&] {
+    const bool whole = has_whole_rows_only(shape, plan, context.room);
+    kernels_ = memo.get(shape, options, static_cast<int>(layout) * 2 + whole, context, [&] {
       const std::string& arch = device_->facts().arch;
       std::vector<jit::KernelSpec> specs{hopper_forward_spec(shape, arch, layout)};
       if (shape.backward)
-        for (jit::KernelSpec& spec : hopper_backward_specs(shape, arch, options))
+        for (jit::KernelSpec& spec : hopper_backward_specs(shape, whole, arch, options))
           specs.push_back(std::move(spec));
       return specs;
     });
@@ -132,15 +133,17 @@ class HopperBackend final : public Backend {
                                                 bool distributed, const Options& options) const override {
     std::vector<jit::KernelSpec> specs;
     if (arch != "sm_90a" || !check_limits(shape).ok) return specs;
+    const auto add = [&](jit::KernelSpec spec) {
+      if (std::find(specs.begin(), specs.end(), spec) == specs.end()) specs.push_back(std::move(spec));
+    };
     for (int i = 0; i < kHopperLayouts; ++i) {
       const auto layout = static_cast<HopperLayout>(i);
       if (options.batch_invariant && layout != HopperLayout::long_docs) continue;
-      jit::KernelSpec spec = hopper_forward_spec(shape, arch, layout);
-      if (std::find(specs.begin(), specs.end(), spec) == specs.end()) specs.push_back(std::move(spec));
+      add(hopper_forward_spec(shape, arch, layout));
     }
     if (shape.backward)
-      for (jit::KernelSpec& spec : hopper_backward_specs(shape, arch, options))
-        specs.push_back(std::move(spec));
+      for (const bool whole : {false, true})
+        for (jit::KernelSpec& spec : hopper_backward_specs(shape, whole, arch, options)) add(std::move(spec));
     for (jit::KernelSpec& spec : portable_->required_kernels(shape, arch, distributed, options))
       specs.push_back(std::move(spec));
     return specs;

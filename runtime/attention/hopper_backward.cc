@@ -25,10 +25,17 @@ constexpr std::size_t kPartsPerCta = 2;  // one that is left while another is ad
 
 }  // namespace
 
-std::vector<jit::KernelSpec> hopper_backward_specs(const CallShape& shape, const std::string& arch,
+bool has_whole_rows_only(const CallShape& shape, const plan::RankPlan& plan, const GraphRoom& room) {
+  const HopperBackwardConfig config = hopper_backward_config(shape, /*whole=*/true);
+  return !config.sums && !room.wanted() &&
+         std::all_of(plan.segments.begin(), plan.segments.end(),
+                     [&](const plan::Segment& s) { return s.keys() <= config.keys; });
+}
+
+std::vector<jit::KernelSpec> hopper_backward_specs(const CallShape& shape, bool whole, const std::string& arch,
                                                    const Options& options) {
   return {hopper_backward_rows_spec("hopper_backward_delta", shape, arch),
-          hopper_backward_spec(shape, arch, options),
+          hopper_backward_spec(shape, whole, arch, options),
           hopper_backward_rows_spec("hopper_backward_round", shape, arch)};
 }
 
@@ -38,16 +45,20 @@ HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& pla
       plan_(plan),
       payload_f32_(options.payload_f32),
       device_(context.device),
-      config_(hopper_backward_config(shape)),
+      config_(hopper_backward_config(shape, has_whole_rows_only(shape, plan, context.room))),
       kernels_(kernels) {
   // What tiles of keys read and add to: Q, dO and the sums of dQ.
   const std::int64_t element = static_cast<std::int64_t>(size_of(shape.dtype)),
                      row_bytes =
                          shape.heads_q * ((shape.head_dim + shape.dim_v()) * element + shape.head_dim * 4);
   const GraphRoom& room = context.room;
-  const HopperBackwardWork work = make_hopper_backward_work(
-      plan, config_.rows, config_.keys, !options.batch_invariant,
-      plan::rows_in_cache(device_->facts().l2_bytes, row_bytes), splits(plan, options, room));
+  const HopperBackwardWork work =
+      make_hopper_backward_work(plan, {.rows = config_.rows,
+                                       .keys = config_.keys,
+                                       .share = !options.batch_invariant,
+                                       .group_rows = plan::rows_in_cache(device_->facts().l2_bytes, row_bytes),
+                                       .split = splits(plan, options, room),
+                                       .whole_chunks = config_.sums});
   const std::size_t room_for_tiles = room.pieces(plan.key_rows, config_.keys);
   const std::size_t most = std::max(work.tiles.items.size(), room_for_tiles);
   require(most * static_cast<std::size_t>(shape.heads_q) < (std::size_t{1} << 30), ErrorCode::unsupported, [&] {
@@ -118,10 +129,11 @@ bool HopperBackward::splits(const plan::RankPlan& plan, const Options& options, 
 }
 
 bool HopperBackward::takes(const BackwardCall& call) const {
-  for (const ConstTensorView& view : {call.q, call.k, call.v, call.remote_k, call.remote_v, call.dout})
+  for (const ConstTensorView& view :
+       {call.q, call.k, call.v, call.remote_k, call.remote_v, call.out, call.dout})
     if (!fits_tma(view)) return false;
   for (const ConstTensorView& view :
-       {call.out, ConstTensorView(call.dq), ConstTensorView(call.dk), ConstTensorView(call.dv)})
+       {ConstTensorView(call.dq), ConstTensorView(call.dk), ConstTensorView(call.dv)})
     if (!aligned_16(view)) return false;
   return payload_f32_ || (aligned_16(call.remote_dk) && aligned_16(call.remote_dv));
 }
@@ -176,6 +188,13 @@ void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) 
     args.dv = {to_kernel(call.dv), to_kernel(call.shared_dv), to_kernel(call.remote_dv)};
     args.lse = rows.lse_log2;
     args.delta = rows.delta;
+    if (!config_.sums) {
+      const int rows_at_once = hopper_delta_rows(shape_, config_);
+      encode_rows(*device_, call.out, rows_at_once, args.k, args.out_rows);
+      encode_rows(*device_, call.dout, rows_at_once, args.k, args.dout_rows);
+    }
+    args.natural_lse = rows.lse;
+    args.natural_lse_stride = rows.lse_stride;
     args.dq_sum = rows.dq_sum;
     args.added = rows.added;
     args.ticket = rows.ticket;

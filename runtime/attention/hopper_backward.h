@@ -15,8 +15,12 @@
 
 namespace bdcp::attention {
 
-/// All kernels of the backward, in the order HopperBackward takes them.
-std::vector<jit::KernelSpec> hopper_backward_specs(const CallShape& shape, const std::string& arch,
+/// Whether the backward of such a step takes the kernel for rows that have all their keys in one tile. Not
+/// where captured launches serve later layouts.
+bool has_whole_rows_only(const CallShape& shape, const plan::RankPlan& plan, const GraphRoom& room);
+
+/// All kernels of the backward, in the order HopperBackward takes them. `whole`: has_whole_rows_only().
+std::vector<jit::KernelSpec> hopper_backward_specs(const CallShape& shape, bool whole, const std::string& arch,
                                                    const Options& options);
 
 /// Immutable; safe for concurrent calls with distinct workspaces.

@@ -92,8 +92,8 @@ std::int64_t cost(const HopperKeyTile& t) {
   return static_cast<std::int64_t>(t.k_end - t.k_begin) * (t.q_end - t.q_begin);
 }
 
-HopperBackwardWork make_hopper_backward_work(const RankPlan& plan, int rows, int keys, bool share,
-                                             std::int64_t group_rows, bool split) {
+HopperBackwardWork make_hopper_backward_work(const RankPlan& plan, const HopperBackwardTiling& tiling) {
+  const int rows = tiling.rows, keys = tiling.keys;
   HopperBackwardWork work;
   std::vector<HopperKeyTile>& local = work.tiles.items;
   std::vector<HopperKeyTile> remote;
@@ -109,7 +109,9 @@ HopperBackwardWork make_hopper_backward_work(const RankPlan& plan, int rows, int
                   kernel::kRowsZero, -1);
     const bool is_long = s.keys() > keys;
     const int block = is_long ? static_cast<int>(work.sum_blocks) : -1;
-    append_chunks(chunks, s.q_begin, s.q_end, rows, is_long ? kernel::kRowsSummed : kernel::kRowsWhole, block);
+    if (is_long || tiling.whole_chunks)
+      append_chunks(chunks, s.q_begin, s.q_end, rows, is_long ? kernel::kRowsSummed : kernel::kRowsWhole,
+                    block);
     if (!is_long) continue;
     append_long(i < plan.remote_segments() ? remote : local, s, i, rows, keys, block);
     work.sum_blocks += (static_cast<std::size_t>(s.rows()) + rows - 1) / rows;
@@ -118,8 +120,8 @@ HopperBackwardWork make_hopper_backward_work(const RankPlan& plan, int rows, int
     const Segment& s = segment(i);
     int end = i + 1;
     if (s.keys() <= keys) {
-      while (share && i >= plan.remote_segments() && end < count && segment(end).k_end - s.k_begin <= keys &&
-             segment(end).q_begin == segment(end - 1).q_end)
+      while (tiling.share && i >= plan.remote_segments() && end < count &&
+             segment(end).k_end - s.k_begin <= keys && segment(end).q_begin == segment(end - 1).q_end)
         ++end;
       if (segment(end - 1).k_end > s.k_begin)
         append_whole(work, i < plan.remote_segments() ? remote : local, i, end, keys);
@@ -137,11 +139,11 @@ HopperBackwardWork make_hopper_backward_work(const RankPlan& plan, int rows, int
   append_chunks(work.chunks.items, count == 0 ? 0 : segment(count - 1).q_end, plan.rows, rows,
                 kernel::kRowsZero, -1);
   const auto first_segment = [](const HopperKeyTile& t) { return t.seg_begin; };
-  const plan::DocumentGroups groups = plan::group_documents(plan, group_rows);
+  const plan::DocumentGroups groups = plan::group_documents(plan, tiling.group_rows);
   plan::sort_by_groups(local, groups, cost, first_segment);
   plan::sort_by_groups(remote, groups, cost, first_segment);
   const auto split_first = [&](std::vector<HopperKeyTile>& tiles) {
-    if (!split) return std::size_t{0};
+    if (!tiling.split) return std::size_t{0};
     const auto is_long = [](const HopperKeyTile& t) { return t.sum_block >= 0; };
     return static_cast<std::size_t>(std::stable_partition(tiles.begin(), tiles.end(), is_long) - tiles.begin());
   };

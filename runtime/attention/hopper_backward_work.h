@@ -18,7 +18,8 @@ struct HopperBackwardWork {
               split_remote = 0;                 ///< the first tiles of each part: those with an item per q head
   std::vector<kernel::HopperKeyRows> key_rows;  ///< of shared tiles
   std::vector<plan::Segment> segments;          ///< the plan's, without rows that see no key
-  /// Every query row, padding included, in exactly one chunk.
+  /// Every query row, padding included, in exactly one chunk; but rows whose keys are all in one tile in none
+  /// unless wanted.
   PartList<kernel::HopperRows> chunks;
   std::size_t sum_blocks = 0;  ///< blocks of dQ sums
 };
@@ -26,10 +27,13 @@ struct HopperBackwardWork {
 /// Pairs of rows and keys, of one head.
 std::int64_t cost(const kernel::HopperKeyTile& tile);
 
-/// Blocks of `rows` query rows, tiles of up to `keys` keys; whole segments of so many keys share a tile if
-/// `share`. `split`: the tiles of longer ones come first, with an item per q head.
-/// `group_rows`: see plan::group_documents.
-HopperBackwardWork make_hopper_backward_work(const plan::RankPlan& plan, int rows, int keys, bool share,
-                                             std::int64_t group_rows = 0, bool split = false);
+struct HopperBackwardTiling {
+  int rows, keys;               ///< query rows per block; most keys of a tile
+  bool share = true;            ///< whole segments of so many keys share a tile
+  std::int64_t group_rows = 0;  ///< see plan::group_documents
+  bool split = false;           ///< the tiles of longer segments come first, with an item per q head
+  bool whole_chunks = false;    ///< chunks also for rows whose keys are all in one tile
+};
+HopperBackwardWork make_hopper_backward_work(const plan::RankPlan& plan, const HopperBackwardTiling& tiling);
 
 }  // namespace bdcp::attention

@@ -44,7 +44,8 @@ void expect_fits(const DocLayout& layout) {
         const auto forward = attention::make_hopper_work(plan, rows, keys, share);
         EXPECT_LE(forward.tiles.size(), room.pieces(plan.rows, rows));
         EXPECT_LE(forward.visible.size(), room.each(plan.rows));
-        const auto backward = attention::make_hopper_backward_work(plan, rows, keys, share);
+        const auto backward = attention::make_hopper_backward_work(
+            plan, {.rows = rows, .keys = keys, .share = share, .whole_chunks = true});
         EXPECT_LE(backward.tiles.items.size(), room.pieces(plan.key_rows, keys));
         EXPECT_LE(backward.key_rows.size(), room.each(plan.key_rows));
         EXPECT_LE(backward.chunks.items.size(), room.pieces(plan.rows, rows, 2));

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "attention/harness.h"
-#include "attention/hopper_backward_config.h"
+#include "attention/hopper_backward.h"
 
 namespace bdcp::test {
 namespace {
@@ -41,9 +41,23 @@ TEST(HopperBackend, BackwardFitsEveryPairOfHeadDims) {
     for (int dim_v = 8; dim_v <= 256; dim_v += 8) {
       const CallShape shape = make_shape(4, 2, dim, DType::bf16, dim_v);
       ASSERT_TRUE(hopper->can(shape, {&facts}, options).ok);
-      EXPECT_LE(attention::hopper_backward_smem(shape, attention::hopper_backward_config(shape)), 227 * 1024)
-          << dim << " " << dim_v;
+      for (const bool whole : {false, true})
+        EXPECT_LE(attention::hopper_backward_smem(shape, attention::hopper_backward_config(shape, whole)),
+                  227 * 1024)
+            << dim << " " << dim_v;
     }
+}
+
+TEST(HopperBackend, ShortDocumentsHaveABackwardKernel) {
+  const auto whole = [](int dim, int dim_v, std::vector<std::int64_t> lengths, attention::GraphRoom room = {}) {
+    return attention::has_whole_rows_only(make_shape(4, 2, dim, DType::bf16, dim_v),
+                                          single_rank_plan(from_lengths(lengths, 3, "lengths")), room);
+  };
+  EXPECT_TRUE(whole(128, 128, {1, 128, 0, 64}));
+  EXPECT_TRUE(whole(64, 64, {}));
+  EXPECT_FALSE(whole(128, 128, {1, 129, 64}));
+  EXPECT_FALSE(whole(64, 136, {1, 64}));                                         // wide heads
+  EXPECT_FALSE(whole(128, 128, {1, 64}, attention::GraphRoom{.documents = 2}));  // later layouts may be others
 }
 
 TEST(HopperBackend, BackwardKernelsAreItsOwn) {
@@ -56,7 +70,7 @@ TEST(HopperBackend, BackwardKernelsAreItsOwn) {
       own += spec.kernel.starts_with("hopper_backward");
     return own;
   };
-  EXPECT_EQ(count(), 3);
+  EXPECT_EQ(count(), 4);  // one of them for short documents
   shape.backward = false;
   EXPECT_EQ(count(), 0);
 }

@@ -57,6 +57,45 @@ TEST_F(HopperGpu, ManyPoisonedTiles) {
       }
 }
 
+// Where no document has more keys than a tile, the backward has a kernel of its own.
+TEST_F(HopperGpu, ShortDocumentsOnly) {
+  const RaggedLayout layouts[] = {
+      from_lengths({128, 1, 33, 64, 20, 0, 127, 128, 65, 2}, 7, "short"),
+      from_lengths({90, 20, 7, 128, 70, 64}, {30, 20, 128, 100, 0, 64}, 5, 2, "short_keyless")};
+  const std::pair<int, int> dims[] = {{128, 128}, {64, 64}, {96, 96}, {40, 72}, {8, 16}, {64, 128}, {128, 64}};
+  const int ratios[] = {4, 1, 3, 2, 7};
+  std::vector<Case> cases;
+  std::vector<std::pair<CallShape, attention::Options>> calls;
+  for (int i = 0; i < 7; ++i) {
+    Case& c = cases.emplace_back();
+    c.shape = make_shape(ratios[i % 5] * 2, 2, dims[i].first, i % 3 ? DType::bf16 : DType::f16, dims[i].second);
+    calls.push_back({c.shape, {.deterministic = i % 4 == 3, .batch_invariant = i == 6}});
+  }
+  warm(calls);
+  for (std::size_t i = 0; i < 14; ++i) {
+    Case& c = cases[i / 2];
+    const attention::Options& options = calls[i / 2].second;
+    c.layout = layouts[i % 2];
+    c.order = static_cast<HostTensor::Order>(i % 3);
+    SCOPED_TRACE(describe(c));
+    const Data data = make_data(c);
+    const Outputs outputs = run_device(c, data, options);
+    expect_oracle(c, data, outputs);
+    const Outputs again = run_device(c, data, options);
+    EXPECT_TRUE(again.dq.same_bits(outputs.dq));
+    EXPECT_TRUE(again.dk.same_bits(outputs.dk));
+    EXPECT_TRUE(again.dv.same_bits(outputs.dv));
+    const auto backward_key = [&](const RaggedLayout& layout) {
+      std::string key;
+      const auto prepared = prepare_on_device(c.shape, single_rank_plan(layout), options);
+      for (const KernelInfo& info : prepared->kernels())
+        if (info.kernel == "hopper_backward") key = info.key;
+      return key;
+    };
+    EXPECT_NE(backward_key(c.layout), backward_key(from_lengths({10, 129, 10}, 0, "long")));
+  }
+}
+
 // In whatever order heads come, each has the same bits.
 TEST_F(HopperGpu, FewHeadsAtATime) {
   for (const bool deterministic : {false, true})
