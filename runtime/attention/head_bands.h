@@ -31,15 +31,19 @@ int heads_at_once(std::span<const Tile> tiles, const CallShape& shape, const Pre
                   std::int64_t cache_bytes, const Load& load) {
   if (context.room.wanted()) return shape.heads_kv;
   if (context.heads_at_once > 0) return context.heads_at_once;
-  plan::HeadBandFacts band{
-      .heads = shape.heads_kv, .cache_bytes = cache_bytes, .sms = context.device->facts().sm_count};
+  std::int64_t longest_bytes = 0, cost = 0, longest_cost = 0;
   for (const Tile& tile : tiles) {
     const TileLoad one = load(tile);
-    band.longest_bytes = std::max(band.longest_bytes, one.bytes);
-    band.total_cost += one.cost * items;
-    band.longest_cost = std::max(band.longest_cost, one.cost);
+    longest_bytes = std::max(longest_bytes, one.bytes);
+    longest_cost = std::max(longest_cost, one.cost);
+    cost += one.cost;
   }
-  return plan::heads_at_once(band);
+  return plan::heads_at_once({.heads = shape.heads_kv,
+                              .longest_bytes = longest_bytes,
+                              .cache_bytes = cache_bytes,
+                              .total_cost = cost * items,
+                              .longest_cost = longest_cost,
+                              .sms = context.device->facts().sm_count});
 }
 
 /// Items of `tiles` tiles, few heads of `heads` at a time.

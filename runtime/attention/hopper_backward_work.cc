@@ -88,10 +88,6 @@ void append_chunks(std::vector<HopperRows>& chunks, std::int64_t begin, std::int
 
 }  // namespace
 
-std::int64_t cost(const HopperKeyTile& t) {
-  return static_cast<std::int64_t>(t.k_end - t.k_begin) * (t.q_end - t.q_begin);
-}
-
 HopperBackwardWork make_hopper_backward_work(const RankPlan& plan, const HopperBackwardTiling& tiling) {
   const int rows = tiling.rows, keys = tiling.keys;
   HopperBackwardWork work;

@@ -25,7 +25,9 @@ struct HopperBackwardWork {
 };
 
 /// Pairs of rows and keys, of one head.
-std::int64_t cost(const kernel::HopperKeyTile& tile);
+inline std::int64_t cost(const kernel::HopperKeyTile& tile) {
+  return std::int64_t{tile.k_end - tile.k_begin} * (tile.q_end - tile.q_begin);
+}
 
 struct HopperBackwardTiling {
   int rows, keys;               ///< query rows per block; most keys of a tile

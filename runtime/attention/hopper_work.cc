@@ -22,10 +22,6 @@ void append_visible(std::vector<kernel::KeyRange>& visible, const plan::RankPlan
 
 }  // namespace
 
-std::int64_t cost(const kernel::HopperTile& tile) {
-  return std::int64_t{tile.q_end - tile.q_begin} * (tile.k_end - tile.k_begin);
-}
-
 std::size_t opening_tiles(std::span<const kernel::HopperTile> tiles, std::int64_t pairs) {
   std::int64_t opening = 0, all = 0;
   std::size_t count = 0;
@@ -49,7 +45,12 @@ HopperWork make_hopper_work(const plan::RankPlan& plan, int tokens, int keys, bo
   work.local_count = static_cast<std::size_t>(schedule.local_tiles);
   work.tiles.reserve(schedule.tiles.size());
   for (const plan::Tile& t : schedule.tiles) {
-    kernel::HopperTile tile{t.q_begin, t.q_end, t.k_begin, t.k_end, 0, 0, -1, 0};
+    kernel::HopperTile& tile = work.tiles.emplace_back();  // filled in place: a copy of fresh stores stalls
+    tile.q_begin = t.q_begin;
+    tile.q_end = t.q_end;
+    tile.k_begin = t.k_begin;
+    tile.k_end = t.k_end;
+    tile.rows_at = -1;
     if (t.seg_end - t.seg_begin > 1) {
       tile.rows_at = static_cast<int>(work.visible.size());
       append_visible(work.visible, plan, t);
@@ -58,7 +59,6 @@ HopperWork make_hopper_work(const plan::RankPlan& plan, int tokens, int keys, bo
       tile.unmasked = (t.full_end - t.full_begin) / keys;
       tile.shift = segment.k_end - segment.q_end;
     }
-    work.tiles.push_back(tile);
   }
   return work;
 }

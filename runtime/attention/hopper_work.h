@@ -24,7 +24,9 @@ HopperWork make_hopper_work(const plan::RankPlan& plan, int tokens, int keys, bo
                             std::int64_t group_rows = 0);
 
 /// Pairs of rows and keys that the tile's blocks cover, of one head.
-std::int64_t cost(const kernel::HopperTile& tile);
+inline std::int64_t cost(const kernel::HopperTile& tile) {
+  return std::int64_t{tile.q_end - tile.q_begin} * (tile.k_end - tile.k_begin);
+}
 
 /// How many of the last tiles cover `pairs` pairs together: what runs first beside a transfer that starts. All
 /// of them where that would be a fourth of the pairs of `tiles` or more.

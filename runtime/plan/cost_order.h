@@ -4,45 +4,49 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace bdcp::plan {
+
+constexpr int kMostRadixBits = 12;  // of a digit: its counters fit the L1 cache
 
 /// Sorts `items` by descending cost(item) >= 0, stable. Radix sort of the costs: lists have thousands of items,
 /// and moving each of them log n times would be most of what a step costs.
 template <class T, class Cost>
 void sort_costliest_first(std::vector<T>& items, const Cost& cost) {
-  struct Key {
-    std::uint64_t cost;
-    std::uint32_t index;
-  };
-  constexpr int kBits = 10;
-  constexpr std::uint64_t kDigits = std::uint64_t{1} << kBits;
-  std::vector<Key> keys(items.size()), scratch(items.size());
+  const std::size_t count = items.size();
+  std::vector<std::uint64_t> costs(count);
   std::uint64_t most = 0, any = 0;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    keys[i] = {static_cast<std::uint64_t>(cost(items[i])), static_cast<std::uint32_t>(i)};
-    most = std::max(most, keys[i].cost);
-    any |= keys[i].cost;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto one = static_cast<std::uint64_t>(cost(items[i]));
+    costs[i] = one;
+    most = std::max(most, one);
+    any |= one;
   }
+  if (any == 0) return;
   // Whole tiles give multiples of a power of two, whose low bits tell nothing.
-  for (int shift = any ? std::countr_zero(any) : 64; shift < 64 && most >> shift != 0; shift += kBits) {
-    const auto digit = [&](const Key& key) { return (key.cost >> shift) % kDigits; };
-    std::array<std::uint32_t, kDigits> next{};
-    for (const Key& key : keys) ++next[digit(key)];
+  const int low = std::countr_zero(any), width = std::bit_width(most >> low);
+  std::vector<std::uint32_t> order(count), scratch(count);
+  for (std::size_t i = 0; i < count; ++i) order[i] = static_cast<std::uint32_t>(i);
+  const int most_bits = std::clamp(static_cast<int>(std::bit_width(count)), 6, kMostRadixBits);
+  const int passes = (width + most_bits - 1) / most_bits, bits = (width + passes - 1) / passes;
+  for (int shift = low; shift < low + width; shift += bits) {
+    const std::uint64_t digits = std::uint64_t{1} << bits;
+    const auto digit = [&](std::uint32_t i) { return (costs[i] >> shift) % digits; };
+    std::array<std::uint32_t, std::size_t{1} << kMostRadixBits> next;
+    std::fill_n(next.begin(), digits, 0);
+    for (const std::uint32_t i : order) ++next[digit(i)];
     std::uint32_t sum = 0;
-    for (std::uint64_t d = kDigits; d-- > 0;) {
-      const std::uint32_t count = next[d];
-      next[d] = sum;
-      sum += count;
-    }
-    for (const Key& key : keys) scratch[next[digit(key)]++] = key;
-    keys.swap(scratch);
+    for (std::uint64_t d = digits; d-- > 0;) sum += std::exchange(next[d], sum);
+    for (const std::uint32_t i : order) scratch[next[digit(i)]++] = i;
+    order.swap(scratch);
   }
   std::vector<T> sorted;
-  sorted.reserve(items.size());
-  for (const Key& key : keys) sorted.push_back(items[key.index]);
+  sorted.reserve(count);
+  for (const std::uint32_t i : order) sorted.push_back(items[i]);
   items.swap(sorted);
 }
 

@@ -184,7 +184,7 @@ TEST(CostOrder, SortsAsAStableSortDoes) {
   const std::uint64_t most[] = {0, 1, 7, 1023, 1024, std::uint64_t{1} << 40, ~std::uint64_t{0} >> 1};
   for (const std::uint64_t limit : most)
     for (const int low_zeros : {0, 9})
-      for (const std::size_t count : {0u, 1u, 2u, 300u}) {
+      for (const std::size_t count : {0u, 1u, 2u, 300u, 5000u}) {
         std::vector<std::pair<std::int64_t, int>> items;
         for (std::size_t i = 0; i < count; ++i)
           items.emplace_back(static_cast<std::int64_t>(((engine() & limit) >> low_zeros) << low_zeros),
