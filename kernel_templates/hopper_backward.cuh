@@ -21,9 +21,9 @@
 // dK/dV), kSmem.
 #pragma once
 
-#include "hopper_backward_delta.cuh"
 #include "hopper_backward_keys.cuh"
 #include "hopper_backward_sums.cuh"
+#include "hopper_backward_whole.cuh"
 #include "hopper_backward_wide.cuh"
 
 extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperBackwardShape::kThreads, 1)

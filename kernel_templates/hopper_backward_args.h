@@ -39,14 +39,13 @@ struct HopperRows {
 /// of K and V has Config::kN rows, of Q and dO Config::kM.
 struct HopperBackwardArgs {
   TensorMap q, dout, k, v, remote_k, remote_v;
-  TensorMap out_rows, dout_rows;                        ///< of Config::kDeltaRows rows
-  Tensor k_rows, v_rows, remote_k_rows, remote_v_rows;  ///< the same, for the tile across the border
+  TensorMap out_rows, dout_rows;                        ///< unless Config::kSums; of Config::kDeltaRows rows
+  Tensor k_rows, v_rows, remote_k_rows, remote_v_rows;  ///< K and V again, for the tile across the border
   Tensor dq;
   PortableKeyGradient dk, dv;
-  /// [heads_q, rows]: LSE * log2(e) and rowsum(dO * O); of rows that the kernel does not take from the next.
-  const float *lse, *delta;
-  const float* natural_lse;
-  i64 natural_lse_stride;  ///< of heads
+  const float *lse, *delta;  ///< if Config::kSums: [heads_q, rows], LSE * log2(e) and rowsum(dO * O)
+  const float* natural_lse;  ///< else: as the call has it
+  i64 natural_lse_stride;    ///< of heads
   /// f32 [block, heads_q, warpgroup, 4 columns, thread, 4] as accumulators stand; see hopper_backward_round.
   float* dq_sum;
   /// [block, heads_q, warpgroup], zero at first. If Config::kOrdered: tiles that have added to dq_sum. Else, of

@@ -189,7 +189,7 @@ struct HopperKeyProducer {
   }
 };
 
-/// The warp that loads blocks of Q and dO with their LSE and delta.
+/// The warp that loads blocks of Q and dO, with their LSE and delta unless HopperDelta forms these.
 struct HopperRowProducer {
   using Shape = HopperBackwardShape;
   static constexpr int kM = Config::kM;
@@ -233,7 +233,8 @@ struct HopperRowProducer {
 #pragma unroll
     for (int i = 0; i < kM; i += 32) cp_async_4(target + (lane + i) * 4, values + i, lane + i < count);
   }
-  /// Q, dO, LSE and delta of a block; zeros past its `count` rows, so that no other document's NaN meets P = 0.
+  /// Q and dO of a block, and LSE and delta unless HopperDelta forms them; zeros past its `count` rows, so that
+  /// no other document's NaN meets P = 0.
   __device__ void load(int head, int row, int count) {
     HopperBackwardShared& shared = hopper_shared();
     asm volatile("" : "+r"(used));

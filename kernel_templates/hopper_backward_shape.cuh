@@ -20,7 +20,8 @@ struct HopperBackwardShape {
   static constexpr bool kWide = HopperDqShape::kWide;
   static constexpr bool kSplitRows = HopperDqShape::kSplitRows;
   static constexpr int kDqColumns = HopperDqShape::kColumns, kDqBytes = HopperDqShape::kFloats * 4;
-  // dQ of both warpgroups on its way to the sums; where dQ needs none, P on its way to the other warpgroup.
+  // dQ of both warpgroups on its way to the sums; of wide heads, whose dQ goes another way, P on its way to the
+  // other warpgroup; without sums, O and dO of HopperDelta.
   static constexpr int kBytesPassed = kWide ? kN * kM * 2 : 2 * kDqBytes;
   static constexpr int kProducerRegisters = kWide ? 40 : 24, kConsumerRegisters = kWide ? 232 : 240;
   static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 65536 / kThreads / 8 * 8 * 3,
@@ -71,7 +72,7 @@ struct HopperBackwardShared {
   int item_count;
 };
 
-/// K, V, the Q buffers, the dO buffers, two of dS, dQ of both warpgroups, HopperBackwardShared.
+/// K, V, the Q buffers, the dO buffers, two of dS, kBytesPassed, HopperBackwardShared.
 __device__ inline char* hopper_shared_memory() {
   extern __shared__ __align__(1024) char bdcp_hopper_shared[];
   return bdcp_hopper_shared;

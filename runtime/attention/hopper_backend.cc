@@ -40,7 +40,7 @@ class HopperAttention final : public PreparedAttention {
         on_downgrade_(context.on_downgrade),
         portable_(std::move(portable)) {
     const HopperLayout layout = layout_of(plan, options);
-    const bool whole = has_whole_rows_only(shape, plan, context.room);
+    const bool whole = has_whole_rows_only(shape, plan, options, context.room);
     kernels_ = memo.get(shape, options, static_cast<int>(layout) * 2 + whole, context, [&] {
       const std::string& arch = device_->facts().arch;
       std::vector<jit::KernelSpec> specs{hopper_forward_spec(shape, arch, layout)};
@@ -142,8 +142,10 @@ class HopperBackend final : public Backend {
       add(hopper_forward_spec(shape, arch, layout));
     }
     if (shape.backward)
-      for (const bool whole : {false, true})
+      for (const bool whole : {false, true}) {
+        if (whole && options.batch_invariant) continue;
         for (jit::KernelSpec& spec : hopper_backward_specs(shape, whole, arch, options)) add(std::move(spec));
+      }
     for (jit::KernelSpec& spec : portable_->required_kernels(shape, arch, distributed, options))
       specs.push_back(std::move(spec));
     return specs;

@@ -25,9 +25,10 @@ constexpr std::size_t kPartsPerCta = 2;  // one that is left while another is ad
 
 }  // namespace
 
-bool has_whole_rows_only(const CallShape& shape, const plan::RankPlan& plan, const GraphRoom& room) {
+bool has_whole_rows_only(const CallShape& shape, const plan::RankPlan& plan, const Options& options,
+                         const GraphRoom& room) {
   const HopperBackwardConfig config = hopper_backward_config(shape, /*whole=*/true);
-  return !config.sums && !room.wanted() &&
+  return !config.sums && !room.wanted() && !options.batch_invariant &&
          std::all_of(plan.segments.begin(), plan.segments.end(),
                      [&](const plan::Segment& s) { return s.keys() <= config.keys; });
 }
@@ -45,7 +46,7 @@ HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& pla
       plan_(plan),
       payload_f32_(options.payload_f32),
       device_(context.device),
-      config_(hopper_backward_config(shape, has_whole_rows_only(shape, plan, context.room))),
+      config_(hopper_backward_config(shape, has_whole_rows_only(shape, plan, options, context.room))),
       kernels_(kernels) {
   // What tiles of keys read and add to: Q, dO and the sums of dQ.
   const std::int64_t element = static_cast<std::int64_t>(size_of(shape.dtype)),
@@ -129,12 +130,12 @@ bool HopperBackward::splits(const plan::RankPlan& plan, const Options& options, 
 }
 
 bool HopperBackward::takes(const BackwardCall& call) const {
-  for (const ConstTensorView& view :
-       {call.q, call.k, call.v, call.remote_k, call.remote_v, call.out, call.dout})
+  for (const ConstTensorView& view : {call.q, call.k, call.v, call.remote_k, call.remote_v, call.dout})
     if (!fits_tma(view)) return false;
   for (const ConstTensorView& view :
-       {ConstTensorView(call.dq), ConstTensorView(call.dk), ConstTensorView(call.dv)})
+       {call.out, ConstTensorView(call.dq), ConstTensorView(call.dk), ConstTensorView(call.dv)})
     if (!aligned_16(view)) return false;
+  if (!config_.sums && !fits_tma(call.out)) return false;
   return payload_f32_ || (aligned_16(call.remote_dk) && aligned_16(call.remote_dv));
 }
 

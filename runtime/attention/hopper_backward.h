@@ -16,8 +16,10 @@
 namespace bdcp::attention {
 
 /// Whether the backward of such a step takes the kernel for rows that have all their keys in one tile. Not
-/// where captured launches serve later layouts.
-bool has_whole_rows_only(const CallShape& shape, const plan::RankPlan& plan, const GraphRoom& room);
+/// where captured launches serve later layouts; nor where batch invariance is asked for, as that kernel rounds
+/// in another way, and a document may not notice what it is packed with.
+bool has_whole_rows_only(const CallShape& shape, const plan::RankPlan& plan, const Options& options,
+                         const GraphRoom& room);
 
 /// All kernels of the backward, in the order HopperBackward takes them. `whole`: has_whole_rows_only().
 std::vector<jit::KernelSpec> hopper_backward_specs(const CallShape& shape, bool whole, const std::string& arch,

@@ -212,6 +212,8 @@ TEST_P(FastGpu, BatchInvariance) {
   // One tile of keys, and several; at last beside so many tiles that an item per K/V head is enough for all
   // SMs.
   const Packed cases[] = {{50, narrow, {1, 7, 30, 64, 129}},
+                          // All keys in one tile, alone or beside a document of several.
+                          {128, make_shape(4, 1, 128, DType::f16), {7, 129}},
                           {300, narrow, {1, 7, 30, 64, 129}},
                           {300, make_shape(32, 16, 64, DType::bf16), {10000}}};
   for (const auto& [length, shape, offsets] : cases) {

@@ -49,20 +49,23 @@ TEST(HopperBackend, BackwardFitsEveryPairOfHeadDims) {
 }
 
 TEST(HopperBackend, ShortDocumentsHaveABackwardKernel) {
-  const auto whole = [](int dim, int dim_v, std::vector<std::int64_t> lengths, attention::GraphRoom room = {}) {
+  const auto whole = [](int dim, int dim_v, std::vector<std::int64_t> lengths, attention::Options options = {},
+                        attention::GraphRoom room = {}) {
     return attention::has_whole_rows_only(make_shape(4, 2, dim, DType::bf16, dim_v),
-                                          single_rank_plan(from_lengths(lengths, 3, "lengths")), room);
+                                          single_rank_plan(from_lengths(lengths, 3, "lengths")), options, room);
   };
   EXPECT_TRUE(whole(128, 128, {1, 128, 0, 64}));
   EXPECT_TRUE(whole(64, 64, {}));
   EXPECT_FALSE(whole(128, 128, {1, 129, 64}));
-  EXPECT_FALSE(whole(64, 136, {1, 64}));                                         // wide heads
-  EXPECT_FALSE(whole(128, 128, {1, 64}, attention::GraphRoom{.documents = 2}));  // later layouts may be others
+  EXPECT_FALSE(whole(64, 136, {1, 64}));                         // wide heads
+  EXPECT_FALSE(whole(128, 128, {1, 64}, {}, {.documents = 2}));  // later layouts may be others
+  // Or a document's bits would depend on whether another one is long.
+  EXPECT_FALSE(whole(128, 128, {1, 64}, {.batch_invariant = true}));
 }
 
 TEST(HopperBackend, BackwardKernelsAreItsOwn) {
   const auto hopper = attention::make_hopper_backend();
-  const attention::Options options;
+  attention::Options options;
   CallShape shape = make_shape(8, 2, 128, DType::bf16);
   const auto count = [&] {
     int own = 0;
@@ -71,6 +74,8 @@ TEST(HopperBackend, BackwardKernelsAreItsOwn) {
     return own;
   };
   EXPECT_EQ(count(), 4);  // one of them for short documents
+  options.batch_invariant = true;
+  EXPECT_EQ(count(), 3);
   shape.backward = false;
   EXPECT_EQ(count(), 0);
 }
