@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <random>
 #include <set>
 
 #include "attention/covering_cases.h"
@@ -211,7 +212,11 @@ TEST_P(FastGpu, BatchInvariance) {
   const CallShape narrow = make_shape(4, 1, 64, DType::bf16);
   // One tile of keys, and several; at last beside so many tiles that an item per K/V head is enough for all
   // SMs.
+  std::vector<std::int64_t> anywhere;
+  std::mt19937_64 engine(7);
+  for (int i = 0; i < 20; ++i) anywhere.push_back(static_cast<std::int64_t>(engine() % 400));
   const Packed cases[] = {{50, narrow, {1, 7, 30, 64, 129}},
+                          {200, narrow, anywhere},
                           // All keys in one tile, alone or beside a document of several.
                           {128, make_shape(4, 1, 128, DType::f16), {7, 129}},
                           {300, narrow, {1, 7, 30, 64, 129}},
@@ -241,6 +246,11 @@ TEST_P(FastGpu, BatchInvariance) {
       rows_of(all.dout, data.dout, true);
       Outputs outputs = run_device(packed, all, options);
       rows_of(outputs.out, expected.out, false);
+      for (std::int64_t h = 0; h < shape.heads_q; ++h)
+        for (std::int64_t t = 0; t < length; ++t)
+          ASSERT_EQ(outputs.lse.data[static_cast<std::size_t>(h * outputs.lse.tokens + before + t)],
+                    expected.lse.data[static_cast<std::size_t>(h * expected.lse.tokens + t)])
+              << length << " after " << before;
       rows_of(outputs.dq, expected.dq, false);
       rows_of(outputs.dk, expected.dk, false);
       rows_of(outputs.dv, expected.dv, false);

@@ -25,9 +25,14 @@ class RepeatGpu : public StepGpu {
     const Step load_step = begin(runtime, load);
     const Data load_data = make_data(load);
 
-    for (const CallShape& shape : {make_shape(8, 2, 64, DType::bf16), make_shape(3, 1, 128, DType::f16)}) {
+    const std::vector<std::int64_t> lengths{300, 77, 1, 200, 20, 30, 0, 513}, all_short{128, 77, 1, 20, 0, 65};
+    const std::pair<CallShape, std::vector<std::int64_t>> cases[] = {
+        {make_shape(8, 2, 64, DType::bf16), lengths},
+        {make_shape(3, 1, 128, DType::f16), lengths},
+        {make_shape(8, 2, 128, DType::bf16), all_short}};  // which may have kernels of their own
+    for (const auto& [shape, documents] : cases) {
       Case c;
-      c.layout = from_lengths(std::vector<std::int64_t>{300, 77, 1, 200, 20, 30, 0, 513}, 3, "repeat");
+      c.layout = from_lengths(documents, 3, "repeat");
       c.shape = shape;
       SCOPED_TRACE(describe(c));
       const Step step = begin(runtime, c);
