@@ -30,7 +30,12 @@ ControlChannel::ControlChannel(std::unique_ptr<Reactor> reactor, Fd listener, Me
       router_(*reactor_, board_, reports_, membership_.name, tree_, options.heartbeat_s, log_) {
   auto accepted = [this](Fd fd, const Hello& hello) {
     const int rank = static_cast<int>(hello.rank);
-    if (hello.purpose == Purpose::control) return router_.add_link(rank, std::move(fd));
+    if (hello.purpose == Purpose::control) {
+      router_.add_link(rank, std::move(fd));
+      children_.insert(rank);
+      if (children_.size() == tree_.children()) all_children_.set();
+      return;
+    }
     std::lock_guard lock(incoming_mutex_);
     incoming_[rank] = std::move(fd);
     came_in_.set();
@@ -90,6 +95,19 @@ void ControlChannel::give_up_on(int peer, const std::string& why, Deadline start
 }
 
 void ControlChannel::assemble(Deadline deadline) {
+  try {
+    join_tree(deadline);
+  } catch (const Error&) {
+    // Who is still on the way here learns why, and not from a refused connection at the end of its time.
+    if (tree_.children() > 0)
+      (void)wait_until_ready(all_children_.fd(), POLLIN,
+                             std::min(deadline, deadline_in(ControlRouter::kLostHeartbeats * heartbeat_s_)),
+                             -1);
+    throw;
+  }
+}
+
+void ControlChannel::join_tree(Deadline deadline) {
   if (const int parent = tree_.parent(); parent >= 0) {
     Fd fd = connect_to_rank(parent, Purpose::control, deadline);
     // A task must be copyable, and owns what it holds until it runs.

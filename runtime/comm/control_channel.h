@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,7 +45,9 @@ class ControlChannel {
   ControlChannel(const ControlChannel&) = delete;
   ControlChannel& operator=(const ControlChannel&) = delete;
 
-  /// Connects to the parent and meets everybody once. Throws Error(timeout) naming who is missing.
+  /// Connects to the parent and meets everybody once. Throws Error(timeout) naming who is missing, or the
+  /// failure of another rank: then up to kLostHeartbeats heartbeats later, so that ranks that are late learn of
+  /// it too.
   void assemble(Deadline deadline);
 
   const Membership& membership() const { return membership_; }
@@ -73,6 +76,7 @@ class ControlChannel {
 
  private:
   std::string admit(const Hello& hello) const;
+  void join_tree(Deadline deadline);
   Fd connect_to_rank(int peer, Purpose purpose, Deadline deadline);
   void record(Failure failure);
   [[noreturn]] void give_up_on(int peer, const std::string& why, Deadline start);
@@ -85,6 +89,8 @@ class ControlChannel {
   std::mutex incoming_mutex_;
   std::map<int, Fd> incoming_;  // data connections nobody has asked for yet
   Signal came_in_;
+  std::set<int> children_;  // that have connected; of the reactor's thread
+  Signal all_children_;
   std::unique_ptr<Reactor> reactor_;
   const Tree tree_;
   ControlRouter router_;

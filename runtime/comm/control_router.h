@@ -1,7 +1,10 @@
 // ControlRouter: one rank's connections of the control tree, and the messages that pass through it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -24,6 +27,11 @@ struct Tree {
   int rank = 0, size = 1, arity = 32;
   int parent() const { return parent_of(rank); }
   int parent_of(int of) const { return of == 0 ? -1 : (of - 1) / arity; }
+  /// Ranks that connect to this one.
+  std::size_t children() const {
+    const std::int64_t first = std::int64_t{rank} * arity + 1;
+    return static_cast<std::size_t>(std::clamp<std::int64_t>(size - first, 0, arity));
+  }
   /// Whether `of` reaches the root through `child`.
   bool below(int child, int of) const {
     while (of > child) of = parent_of(of);

@@ -135,6 +135,8 @@ TEST(SocketRanks, TheDeathOfAnInnerRankReachesEveryComponent) {
   std::vector<std::thread> threads;
   for (const std::size_t rank : {0u, 2u, 3u, 4u})
     threads.emplace_back([&, rank] {
+      // Rank 2 comes when rank 0 has long known of it.
+      if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(300));
       comm::ControlChannel channel(std::make_unique<comm::Reactor>(log), std::move(world.listeners[rank]),
                                    world.members[rank], {2, 2, log});
       try {
