@@ -42,10 +42,10 @@ struct HopperBorder {
 /// with the base one tile before row 0, so that the end of the first one cuts a tile off at any row.
 struct HopperForwardArgs {
   TensorMap q, k, v, remote_k, remote_v, out;
-  HopperBorder k_border,
-      v_border;  ///< K and V again, for the block with remote and local keys, if there is one
-  Tensor k_rows, v_rows, remote_k_rows, remote_v_rows;  ///< and once more
-  float* lse;                                           ///< may be null
+  /// K and V again, for the block with remote and local keys, if there is one: by eights, and row by row.
+  HopperBorder k_border, v_border;
+  Tensor k_rows, v_rows, remote_k_rows, remote_v_rows;
+  float* lse;  ///< may be null
   i64 lse_stride;
   const HopperTile* tiles;
   const KeyRange* visible;

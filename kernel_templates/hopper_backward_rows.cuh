@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(256)
       for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
       if (real && lane == 0) {
         args.delta[head * args.rows + row] = sum;
-        args.lse_log2[head * args.rows + row] = args.lse[head * args.lse_stride + row] * 1.4426950408889634f;
+        args.lse_log2[head * args.rows + row] = args.lse[head * args.lse_stride + row] * kLog2E;
       }
     }
     if (chunk.kind == kRowsSummed) {

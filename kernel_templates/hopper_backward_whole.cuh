@@ -56,7 +56,7 @@ struct HopperDelta {
       asm volatile("" : "+r"(part));  // as in lane()
       const float delta = rows_of(slot, part).count > 0 ? sum() : 0.f;
       cp_async_wait_all();
-      const float lse = shared.natural_lse[kWarp][lane()] * 1.4426950408889634f;
+      const float lse = shared.natural_lse[kWarp][lane()] * kLog2E;
       const int place = kWarp * kHalf + part % kParts * kRows + lane(),
                 stage = buffer_of<Config::kStages>(block);
       __syncwarp();

@@ -55,7 +55,7 @@ struct DqTile : RowTile<PortableDqArgs> {
       float2 value = make_float2(0.f, 0.f);
       if (is_real(row)) {
         const i64 head = shared().head_begin + row % Config::kPack, token = token_of(row);
-        value = make_float2(args.lse[head * args.lse_stride + token] * 1.4426950408889634f,
+        value = make_float2(args.lse[head * args.lse_stride + token] * kLog2E,
                             args.delta[head * args.rows + token]);
       }
       row_values()[row] = value;

@@ -75,8 +75,8 @@ struct BackwardProducts : BackwardLoads {
 #pragma unroll
     for (int n = 0; n < kHalfM / 8; ++n) {
       float2 lse = *reinterpret_cast<const float2*>(&shared.lse[stage][first + n * 8]);
-      lse.x *= 1.4426950408889634f;
-      lse.y *= 1.4426950408889634f;
+      lse.x *= kLog2E;
+      lse.y *= kLog2E;
 #pragma unroll
       for (int kt = 0; kt < kKt; ++kt)
 #pragma unroll

@@ -30,6 +30,8 @@ __device__ inline bool past_end(const int* count, unsigned item) {
   return count != nullptr && static_cast<int>(item) >= *count;
 }
 
+constexpr float kLog2E = 1.4426950408889634f;
+
 __device__ inline float negative_infinity() { return __int_as_float(0xff800000); }
 
 /// 16 bytes from global to shared memory; zeros when `valid` is false (the source is then not read).

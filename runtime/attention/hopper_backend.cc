@@ -40,7 +40,7 @@ class HopperAttention final : public PreparedAttention {
         on_downgrade_(context.on_downgrade),
         portable_(std::move(portable)) {
     const HopperLayout layout = layout_of(plan, options);
-    const bool whole = has_whole_rows_only(shape, plan, options, context.room);
+    const bool whole = shape.backward && has_whole_rows_only(shape, plan, options, context.room);
     kernels_ = memo.get(shape, options, static_cast<int>(layout) * 2 + whole, context, [&] {
       const std::string& arch = device_->facts().arch;
       std::vector<jit::KernelSpec> specs{hopper_forward_spec(shape, arch, layout)};
@@ -51,7 +51,7 @@ class HopperAttention final : public PreparedAttention {
     });
     forward_.emplace(shape, plan, layout, options, context, (*kernels_)[kForward]);
     if (shape.backward)
-      backward_.emplace(shape, plan, options, context, std::span(*kernels_).subspan(kForward + 1));
+      backward_.emplace(shape, plan, whole, options, context, std::span(*kernels_).subspan(kForward + 1));
   }
 
   std::size_t forward_workspace() const override { return portable_->forward_workspace(); }

@@ -40,13 +40,14 @@ std::vector<jit::KernelSpec> hopper_backward_specs(const CallShape& shape, bool 
           hopper_backward_rows_spec("hopper_backward_round", shape, arch)};
 }
 
-HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& plan, const Options& options,
-                               const PrepareContext& context, std::span<const PreparedKernel> kernels)
+HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& plan, bool whole,
+                               const Options& options, const PrepareContext& context,
+                               std::span<const PreparedKernel> kernels)
     : shape_(shape),
       plan_(plan),
       payload_f32_(options.payload_f32),
       device_(context.device),
-      config_(hopper_backward_config(shape, has_whole_rows_only(shape, plan, options, context.room))),
+      config_(hopper_backward_config(shape, whole)),
       kernels_(kernels) {
   // What tiles of keys read and add to: Q, dO and the sums of dQ.
   const std::int64_t element = static_cast<std::int64_t>(size_of(shape.dtype)),
@@ -193,9 +194,9 @@ void HopperBackward::launch(const BackwardCall& call, Part part, Stream stream) 
       const int rows_at_once = hopper_delta_rows(shape_, config_);
       encode_rows(*device_, call.out, rows_at_once, args.k, args.out_rows);
       encode_rows(*device_, call.dout, rows_at_once, args.k, args.dout_rows);
+      args.natural_lse = rows.lse;
+      args.natural_lse_stride = rows.lse_stride;
     }
-    args.natural_lse = rows.lse;
-    args.natural_lse_stride = rows.lse_stride;
     args.dq_sum = rows.dq_sum;
     args.added = rows.added;
     args.ticket = rows.ticket;

@@ -28,8 +28,8 @@ std::vector<jit::KernelSpec> hopper_backward_specs(const CallShape& shape, bool 
 /// Immutable; safe for concurrent calls with distinct workspaces.
 class HopperBackward {
  public:
-  /// `kernels`: of hopper_backward_specs; they outlive this.
-  HopperBackward(const CallShape& shape, const plan::RankPlan& plan, const Options& options,
+  /// `kernels`: of hopper_backward_specs with the same `whole`; they outlive this.
+  HopperBackward(const CallShape& shape, const plan::RankPlan& plan, bool whole, const Options& options,
                  const PrepareContext& context, std::span<const PreparedKernel> kernels);
 
   std::size_t workspace() const { return workspace_.end; }

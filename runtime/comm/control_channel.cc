@@ -32,8 +32,7 @@ ControlChannel::ControlChannel(std::unique_ptr<Reactor> reactor, Fd listener, Me
     const int rank = static_cast<int>(hello.rank);
     if (hello.purpose == Purpose::control) {
       router_.add_link(rank, std::move(fd));
-      children_.insert(rank);
-      if (children_.size() == tree_.children()) all_children_.set();
+      if (router_.has_all_children()) all_children_.set();
       return;
     }
     std::lock_guard lock(incoming_mutex_);

@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -89,8 +88,7 @@ class ControlChannel {
   std::mutex incoming_mutex_;
   std::map<int, Fd> incoming_;  // data connections nobody has asked for yet
   Signal came_in_;
-  std::set<int> children_;  // that have connected; of the reactor's thread
-  Signal all_children_;
+  Signal all_children_;  // have connected
   std::unique_ptr<Reactor> reactor_;
   const Tree tree_;
   ControlRouter router_;

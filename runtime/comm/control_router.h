@@ -48,6 +48,8 @@ class ControlRouter {
                 double heartbeat_s, std::shared_ptr<const Log> log);
   /// A connection whose other end has shown that it is `peer`.
   void add_link(int peer, Fd fd);
+  /// Whether every rank that connects to this one has, alive or not.
+  bool has_all_children() const { return links_.size() - links_.count(tree_.parent()) == tree_.children(); }
   /// From this rank's own callers.
   void submit(ControlMessage message);
   /// A failure that this rank saw first: to the board and to all others.
