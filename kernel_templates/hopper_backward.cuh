@@ -15,10 +15,9 @@
 //
 // Config: kBf16, kDim, kDimV (real head dims), kRatio (q heads per K/V head), kM rows per block, kN keys per
 // tile (64 where a head is wider than 128: hopper_backward_wide.cuh), kStages of Q, kStagesDo, kSlots tiles in
-// flight, kOrder (HopperBackwardOrder), kDescending (blocks from the last row on), kOrdered (tiles add dQ in
-// the order of their keys), kSums (rows may have keys in several tiles), kDeltaRows (else: rows of O at a
-// time), kSplit (some tiles have an item per q head: hopper_backward_parts.cuh), kPayloadF32 (dtype of remote
-// dK/dV), kSmem.
+// flight, kDescending (blocks from the last row on), kOrdered (tiles add dQ in the order of their keys), kSums
+// (rows may have keys in several tiles), kDeltaRows (else: rows of O at a time), kSplit (some tiles have an
+// item per q head: hopper_backward_parts.cuh), kPayloadF32 (dtype of remote dK/dV), kSmem.
 #pragma once
 
 #include "hopper_backward_keys.cuh"

@@ -5,13 +5,17 @@
 
 namespace bdcp::kernel {
 
-/// Config::kOrder. kGradientsFirst: dS is formed from P in fp32, before dV += P * dO is issued. kProductsFirst:
-/// under that product, from P as rounded.
-enum HopperBackwardOrder { kGradientsFirst = 0, kProductsFirst = 1 };
-
 /// One warpgroup's keys.
 struct HopperKeyConsumer : HopperKeyWork {
+  /// Whether dQ of the block before is issued before dS of this one is shared. Faster where rows are split, as
+  /// a product is short then; the other way round else (tools/results/NOTES.md).
+  static constexpr bool kDqFirst = Shape::kSplitRows;
+  /// LSE and delta are fetched while products run, where there are registers for them.
+  static constexpr bool kAhead = kM == 64;
   float dk[Shape::kColumns / 2], dv[Shape::kColumnsV / 2];
+  /// Of the tile. While products run, a load from shared memory takes a hundred cycles: none in the loop.
+  int blocks, first_row, full_begin, full_end, skipped;
+  bool sums;
 
   __device__ explicit HopperKeyConsumer(const HopperBackwardArgs& a) : HopperKeyWork(a, warpgroup_index()) {}
 
@@ -47,64 +51,66 @@ struct HopperKeyConsumer : HopperKeyWork {
     HopperBackwardShared& shared = hopper_shared();
     const int use = used - previous;
     release(&shared.ds_empty[use & 1]);
-    if (tile().sum_block < 0) {
-      if (previous) at.back(blocks_of(tile()));
-      store_dq(args.dq, dq, args.scale, warpgroup, at.head, tile().q_begin + at.block * kM, tile().q_end);
+    if (!sums) {
+      if (previous) at.back(blocks);
+      store_dq(args.dq, dq, args.scale, warpgroup, at.head, first_row + at.block * kM, tile().q_end);
       if (several() && any_non_finite(dq)) slot().again = 1;  // rows past the end are zeros or as bad as others
       return;
     }
-    barrier_wait(smem_address(&shared.dq_empty[warpgroup]), (use - slot().skipped & 1) ^ 1);
+    barrier_wait(smem_address(&shared.dq_empty[warpgroup]), (use - skipped & 1) ^ 1);
     const u32 target = dq_address(warpgroup) + threadIdx.x % 128 * 16;
 #pragma unroll
     for (int i = 0; i < Shape::kDqColumns / 8; ++i)
       asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};\n" ::"r"(target + i * 2048), "f"(dq[4 * i]),
                    "f"(dq[4 * i + 1]), "f"(dq[4 * i + 2]), "f"(dq[4 * i + 3])
                    : "memory");
-    fence_async_proxy();
     __syncwarp();
-    release(&shared.dq_full[warpgroup]);
+    release(&shared.dq_full[warpgroup]);  // HopperAdder fences: nobody waits for it there
   }
 
-  /// One block of rows, whose S is there. kPending: dQ of the block before is still to be formed. kMore: S of
-  /// the next block is issued too, so that the tensor cores have work while this warpgroup does not.
-  template <bool kPending, bool kMore>
-  __device__ void step(float (&s)[kM / 2], const HopperWalk& at) {
+  __device__ bool masked(int row) const { return row < full_begin || full_end - row < kM; }
+  /// dS of this block, for both warpgroups.
+  __device__ void share_block(const u32 (&ds)[kM / 4]) const {
     HopperBackwardShared& shared = hopper_shared();
-    const int row = tile().q_begin + at.block * kM;
-    float dp[kM / 2], dq[Shape::kDqColumns / 2];
-    u32 p[kM / 4], ds[kM / 4];
-    const bool masked = row < tile().full_begin || tile().full_end - row < kM;
-    await<Config::kStagesDo>(shared.do_full, used);
-    multiply_dp(dp);
-    exponentials(s);
-    if (masked) hide<false>(s, row);
-    if constexpr (Config::kOrder == kGradientsFirst) {
-      wgmma_wait<0>();
-      pin_registers(dp);
-      gradients(dp, s);
-    } else {
-      pack(p, s);
-      start_dv(p);
-      wgmma_wait<1>();
-      pin_registers(dp);
-      gradients(dp, p);
-    }
-    if constexpr (!kMore) release(&shared.v_empty);
-    if (masked) hide<true>(dp, row);
-    pack(ds, dp);
-    if constexpr (Config::kOrder == kGradientsFirst) {
-      pack(p, s);
-      start_dv(p);
-    }
     barrier_wait(smem_address(&shared.ds_empty[used & 1]), parity_of<2>(used) ^ 1);
     share(ds);
     fence_async_proxy();
     __syncwarp();
     release(&shared.ds_full[used & 1]);
-    if constexpr (kPending) multiply_dq(dq, used - 1);
+  }
+
+  /// One block of rows, whose S is there, and `lse` if kAhead. kPending: dQ of the block before is still to be
+  /// formed. kMore: S of the next block is issued too. At its end nothing is in flight: what were in flight
+  /// over the end of the loop would be copied, and everything serialised. In between there is always a product
+  /// behind the one that is waited for, so that the tensor cores have work while this warpgroup does not.
+  template <bool kPending, bool kMore>
+  __device__ void step(float (&s)[kM / 2], float2 (&lse)[kM / 8], const HopperWalk& at) {
+    HopperBackwardShared& shared = hopper_shared();
+    const int row = first_row + at.block * kM;
+    float dp[kM / 2], dq[Shape::kDqColumns / 2];
+    float2 delta[kM / 8];
+    u32 p[kM / 4], ds[kM / 4];
+    await<Config::kStagesDo>(shared.do_full, used);
+    multiply_dp(dp);
+    if constexpr (!kAhead) load_pairs(lse, shared.lse, used);
+    exponentials(s, lse);
+    if (masked(row)) hide<false>(s, row);
+    if constexpr (kAhead) load_pairs(delta, shared.delta, used);
+    wgmma_wait<0>();
+    pin_registers(dp);
+    if constexpr (!kAhead) load_pairs(delta, shared.delta, used);
+    gradients(dp, s, delta);
+    if constexpr (!kMore) release(&shared.v_empty);
+    if (masked(row)) hide<true>(dp, row);
+    pack(p, s);
+    start_dv(p);
+    pack(ds, dp);
     pin_registers(dk);
     pin_registers(ds);
     multiply_rows<Shape::kColumns>(dk, ds, q_address(buffer_of<Config::kStages>(used)));
+    if constexpr (kPending && kDqFirst) multiply_dq(dq, used - 1);
+    share_block(ds);
+    if constexpr (kPending && !kDqFirst) multiply_dq(dq, used - 1);
     wgmma_wait<kPending ? 2 : 1>();
     pin_registers(dv);
     pin_registers(p);
@@ -113,23 +119,21 @@ struct HopperKeyConsumer : HopperKeyWork {
       await<Config::kStages>(shared.q_full, used + 1);
       multiply_scores(s, used + 1);
     }
+    wgmma_wait<kPending + kMore>();
+    pin_registers(dk);
+    pin_registers(ds);
+    release(&shared.q_empty[buffer_of<Config::kStages>(used)]);
     if constexpr (kPending) {
-      wgmma_wait<kMore ? 2 : 1>();
+      wgmma_wait<kMore ? 1 : 0>();
       pin_registers(dq);
       leave(dq, at, true);
     }
     if constexpr (kMore) {
-      // S in flight over the end of the loop would be copied, and everything serialised.
+      if constexpr (kAhead) load_pairs(lse, shared.lse, used + 1);
       wgmma_wait<0>();
       pin_registers(s);
     } else {
       multiply_dq(dq, used);
-      wgmma_wait<1>();
-    }
-    pin_registers(dk);
-    pin_registers(ds);
-    release(&shared.q_empty[buffer_of<Config::kStages>(used)]);
-    if constexpr (!kMore) {
       wgmma_wait<0>();
       pin_registers(dq);
       release(&shared.k_empty);
@@ -147,7 +151,13 @@ struct HopperKeyConsumer : HopperKeyWork {
   __device__ void walk() {
     HopperBackwardShared& shared = hopper_shared();
     float s[kM / 2];
-    HopperWalk at(blocks_of(tile()), slot().q_head, slot().heads);
+    blocks = uniform(blocks_of(tile()));
+    first_row = uniform(tile().q_begin);
+    full_begin = uniform(tile().full_begin);
+    full_end = uniform(tile().full_end);
+    skipped = uniform(slot().skipped);
+    sums = uniform(tile().sum_block) >= 0;
+    HopperWalk at(blocks, slot().q_head, slot().heads);
     at.left = uniform(at.left);
 #pragma unroll
     for (int i = 0; i < Shape::kColumns / 2; ++i) dk[i] = 0.f;
@@ -158,15 +168,17 @@ struct HopperKeyConsumer : HopperKeyWork {
     barrier_wait(smem_address(&shared.k_full), slot().phase);
     if (across()) copy_across();
     multiply_scores(s, used);
+    float2 lse[kM / 8];
+    load_pairs(lse, shared.lse, used);
     barrier_wait(smem_address(&shared.v_full), slot().phase);
     wgmma_wait<0>();
     pin_registers(s);
-    if (at.left == 1) return step<false, false>(s, at);
-    step<false, true>(s, at);
-    at.next(blocks_of(tile()));
+    if (at.left == 1) return step<false, false>(s, lse, at);
+    step<false, true>(s, lse, at);
+    at.next(blocks);
 #pragma unroll 1
-    for (; at.left > 1; at.next(blocks_of(tile()))) step<true, true>(s, at);
-    step<true, false>(s, at);
+    for (; at.left > 1; at.next(blocks)) step<true, true>(s, lse, at);
+    step<true, false>(s, lse, at);
   }
 
   __device__ void run() {

@@ -60,6 +60,7 @@ struct HopperAdder {
     if constexpr (Config::kOrdered)
       while (before != index) before = load_relaxed(added);
     barrier_wait(smem_address(&hopper_shared().dq_full[warpgroup]), used & 1);
+    fence_async_proxy();  // for the writers: it orders all that the barrier ordered before it
     if constexpr (!Config::kOrdered) {
       if (before == 0) before = exchange_if(added, 0, kHopperClaimed);
       while (before == kHopperClaimed) before = load_relaxed(added);

@@ -113,7 +113,9 @@ struct HopperWideConsumer : HopperKeyWork {
   __device__ void step_scores(float (&dv)[Shape::kColumnsV / 2], float (&s)[kM / 2], const HopperWalk& at) {
     HopperBackwardShared& shared = hopper_shared();
     u32 p[kM / 4];
-    exponentials(s);
+    float2 lse[kM / 8];
+    load_pairs(lse, hopper_shared().lse, used);
+    exponentials(s, lse);
     if (masked(row_of(at))) hide<false>(s, row_of(at));
     release(&shared.q_empty[buffer_of<Config::kStages>(used)]);
     pack(p, s);

@@ -67,30 +67,31 @@ struct HopperKeyWork {
   __device__ float2 row_pair(const float (&values)[Config::kStages][kM], int n) const {
     return *reinterpret_cast<const float2*>(&values[buffer_of<Config::kStages>(used)][n * 8 + lane() % 4 * 2]);
   }
-  /// s becomes P.
-  __device__ void exponentials(float (&s)[kM / 2]) const {
+  /// Of all its pairs, `use` being the block's.
+  __device__ static void load_pairs(float2 (&pairs)[kM / 8], const float (&values)[Config::kStages][kM],
+                                    int use) {
+    const float* from = values[buffer_of<Config::kStages>(use)] + lane() % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < kM / 8; ++n) {
-      const float2 lse = row_pair(hopper_shared().lse, n);
+    for (int n = 0; n < kM / 8; ++n) pairs[n] = *reinterpret_cast<const float2*>(from + n * 8);
+  }
+  /// s becomes P.
+  __device__ void exponentials(float (&s)[kM / 2], const float2 (&lse)[kM / 8]) const {
+#pragma unroll
+    for (int n = 0; n < kM / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        s[4 * n + i] = exp2_approx(s[4 * n + i] * args.scale_log2 - (i % 2 ? lse.y : lse.x));
-    }
+        s[4 * n + i] = exp2_approx(s[4 * n + i] * args.scale_log2 - (i % 2 ? lse[n].y : lse[n].x));
   }
   /// dp becomes dS / scale.
-  __device__ void gradients(float (&dp)[kM / 2], const float (&p)[kM / 2]) const {
+  __device__ static void gradients(float (&dp)[kM / 2], const float (&p)[kM / 2],
+                                   const float2 (&delta)[kM / 8]) {
 #pragma unroll
-    for (int n = 0; n < kM / 8; ++n) {
-      const float2 delta = row_pair(hopper_shared().delta, n);
+    for (int n = 0; n < kM / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) dp[4 * n + i] = p[4 * n + i] * (dp[4 * n + i] - (i % 2 ? delta.y : delta.x));
-    }
+      for (int i = 0; i < 4; ++i)
+        dp[4 * n + i] = p[4 * n + i] * (dp[4 * n + i] - (i % 2 ? delta[n].y : delta[n].x));
   }
-  /// The same from P as it was rounded, which costs fewer registers.
-  __device__ void gradients(float (&dp)[kM / 2], const u32 (&p)[kM / 4]) const {
-#pragma unroll
-    for (int n = 0; n < kM / 8; ++n) gradient_pair(dp, n, p[2 * n], p[2 * n + 1]);
-  }
+  /// The same of one pair, from P as it was rounded, which costs fewer registers.
   __device__ void gradient_pair(float (&dp)[kM / 2], int n, u32 first, u32 second) const {
     const float2 delta = row_pair(hopper_shared().delta, n);
     float p[4];

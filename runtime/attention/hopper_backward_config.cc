@@ -73,7 +73,6 @@ jit::KernelSpec hopper_backward_spec(const CallShape& shape, bool whole, const s
       .add("kSlots", c.slots)
       .add_flag("kSums", c.sums)
       .add("kDeltaRows", hopper_delta_rows(shape, c))
-      .add("kOrder", 0)
       .add_flag("kDescending", options.deterministic && c.sums)
       .add_flag("kOrdered", options.deterministic && c.sums)
       .add_flag("kSplit", c.split)
