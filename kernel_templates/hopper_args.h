@@ -29,10 +29,12 @@ struct HopperTile {
   int unmasked;  ///< the first blocks that every row sees in full
   int shift;     ///< one segment: row i sees positions below i + shift + 1
   int rows_at;   ///< several: what row i sees is visible[rows_at + i - q_begin]; else negative
-  int reserved;
+  /// Config::kStaged, of a tile in two items: n + 1 keeps what its rows have so far as state n, -(n + 1) goes
+  /// on from there. 0: all in one.
+  int state;
 };
 
-/// As the maps below, of 8 rows instead of Config::kN.
+/// As the maps below, of 2^border_shift rows instead of Config::kN.
 struct HopperBorder {
   TensorMap local, remote;
 };
@@ -42,7 +44,7 @@ struct HopperBorder {
 /// with the base one tile before row 0, so that the end of the first one cuts a tile off at any row.
 struct HopperForwardArgs {
   TensorMap q, k, v, remote_k, remote_v, out;
-  /// K and V again, for the block with remote and local keys, if there is one: by eights, and row by row.
+  /// K and V again, for the block with remote and local keys, if there is one: in pieces, and row by row.
   HopperBorder k_border, v_border;
   Tensor k_rows, v_rows, remote_k_rows, remote_v_rows;
   float* lse;  ///< may be null
@@ -54,6 +56,8 @@ struct HopperForwardArgs {
   int groups;             ///< heads_q / Config::kPack
   HeadBands bands;        ///< of groups
   int remote_len;
+  int border_shift;  ///< at least 3; more only if remote_len, counted in blocks, and Config::kN are multiples
+  float* states;     ///< Config::kStaged: [state, groups, HopperShape::kStateFours, computing threads, 4]
   /// Zero at the start, and again at the end: the CTAs draw their items from it. Null: items are dealt out.
   int* ticket;
   float scale_log2;  ///< softmax scale * log2(e)

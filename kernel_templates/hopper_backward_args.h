@@ -16,7 +16,10 @@ struct HopperKeyTile {
   /// tile, so that their dQ is complete here.
   int sum_block;
   int index;  ///< among the tiles of its document: as many tiles add to its rows before it
-  int reserved[5];
+  /// The block of rows to begin with; those before it come last. 0 where an item has one q head, and where
+  /// tiles add in turn.
+  int start;
+  int reserved[4];
 };
 
 /// The rows [first, end) that see a key. `steep`: the first of those that sees another key too; a row with a

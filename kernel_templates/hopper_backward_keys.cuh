@@ -157,7 +157,7 @@ struct HopperKeyConsumer : HopperKeyWork {
     full_end = uniform(tile().full_end);
     skipped = uniform(slot().skipped);
     sums = uniform(tile().sum_block) >= 0;
-    HopperWalk at(blocks, slot().q_head, slot().heads);
+    HopperWalk at(blocks, tile().start, slot().q_head, slot().heads);
     at.left = uniform(at.left);
 #pragma unroll
     for (int i = 0; i < Shape::kColumns / 2; ++i) dk[i] = 0.f;

@@ -6,24 +6,24 @@
 
 namespace bdcp::kernel {
 
-/// Blocks of rows in the order in which they are worked on.
+/// Blocks of rows in the order in which they are worked on: round all q heads of a K/V head, from any block.
 struct HopperWalk {
   int block, head, left;
-  __device__ HopperWalk(int blocks, int q_head, int heads)
-      : block(Config::kDescending ? blocks - 1 : 0), head(q_head), left(blocks * heads) {}
+  __device__ HopperWalk(int blocks, int start, int q_head, int heads)
+      : block(Config::kDescending ? blocks - 1 : start), head(q_head), left(blocks * heads) {}
   __device__ void next(int blocks) {
     --left;
     block += Config::kDescending ? -1 : 1;
     if (Config::kDescending ? block < 0 : block == blocks) {
       block = Config::kDescending ? blocks - 1 : 0;
-      ++head;
+      if (++head % Config::kRatio == 0) head -= Config::kRatio;
     }
   }
   __device__ void back(int blocks) {
     block -= Config::kDescending ? -1 : 1;
     if (Config::kDescending ? block == blocks : block < 0) {
       block = Config::kDescending ? 0 : blocks - 1;
-      --head;
+      if (head-- % Config::kRatio == 0) head += Config::kRatio;
     }
   }
 };
@@ -206,7 +206,7 @@ struct HopperRowProducer {
       const HopperBackwardSlot& slot = await_slot(round);
       if (slot.head < 0) return;
       const int blocks = blocks_of(slot.tile);
-      HopperWalk walk(blocks, slot.q_head, slot.heads);
+      HopperWalk walk(blocks, slot.tile.start, slot.q_head, slot.heads);
       const int q_begin = slot.tile.q_begin, q_end = slot.tile.q_end;
       __syncwarp();
       if (threadIdx.x % 32 == 0)

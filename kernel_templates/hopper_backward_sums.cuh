@@ -29,7 +29,7 @@ struct HopperAdder {
       if (slot.head < 0) return;
       // The tile is read from shared memory where it is needed, to save registers.
       const bool none = Shape::kWide || slot.tile.sum_block < 0;
-      HopperWalk walk(none ? 0 : blocks_of(slot.tile), slot.q_head, slot.heads);
+      HopperWalk walk(none ? 0 : blocks_of(slot.tile), slot.tile.start, slot.q_head, slot.heads);
       u32 place = place_of(slot, walk);
       int before = walk.left > 0 ? load_relaxed(args.added + place) : 0;
 #pragma unroll 1

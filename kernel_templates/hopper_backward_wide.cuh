@@ -103,7 +103,7 @@ struct HopperWideConsumer : HopperKeyWork {
   }
 
   __device__ HopperWalk begin() const {
-    HopperWalk at(blocks_of(tile()), slot().q_head, slot().heads);
+    HopperWalk at(blocks_of(tile()), tile().start, slot().q_head, slot().heads);
     at.left = uniform(at.left);
     return at;
   }

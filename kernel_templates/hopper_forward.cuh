@@ -6,8 +6,8 @@
 // while this one is finished, and O leaves through Q's buffer.
 //
 // Config: kBf16, kDim, kDimV (real head dims), kPack (q heads per row group), kRatio (q heads per K/V head),
-// kTokens per tile, kWgs, kN keys per block, kStages of K and V, kSlots of Q, kCtas per SM, kSmem (dynamic
-// shared memory).
+// kTokens per tile, kWgs, kN keys per block, kStages of K and V, kSlots of Q, kCtas per SM, kStaged (some tiles
+// come in two items, see HopperTile::state; all results are the same bits), kSmem (dynamic shared memory).
 #pragma once
 
 #include "hopper_forward_load.cuh"

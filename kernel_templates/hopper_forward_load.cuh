@@ -157,8 +157,8 @@ struct HopperProducer {
     }
   }
 
-  /// The block with the last remote and the first local keys, eight at a time. Eight that are of both, and all
-  /// of a block that is not full, are copied one by one.
+  /// The block with the last remote and the first local keys, in pieces as high as the border allows. Eight
+  /// that are of both, and all of a block that is not full, are copied one by one.
   template <int kDim, int kPanels>
   __device__ void load_across(const HopperBorder& maps, const Tensor& local, const Tensor& remote, u32 target,
                               u32 full, int begin, int count) {
@@ -178,13 +178,14 @@ struct HopperProducer {
     __syncwarp();
     if (count < kN) return;
 #pragma unroll 1
-    for (; lane < kN / 8 * kPanels; lane += 32) {
-      const int first = lane / kPanels * 8, panel = lane % kPanels;
+    for (; lane < (kN >> args.border_shift) * kPanels; lane += 32) {
+      const int first = lane / kPanels << args.border_shift, panel = lane % kPanels;
       if (is_of_both(first, begin)) continue;
       const int position = begin + first;
       const bool far = position < args.remote_len;
       tma_load_4d(target + panel * Shape::kPanelK + first * 128, far ? maps.remote : maps.local, full,
-                  kEvictLast, panel * 64, 0, (far ? position : position - args.remote_len) + 8, head);
+                  kEvictLast, panel * 64, 0,
+                  (far ? position : position - args.remote_len) + (1 << args.border_shift), head);
     }
   }
   __device__ bool is_of_both(int first, int begin) const {
@@ -221,13 +222,16 @@ __device__ inline void hopper_store(const HopperForwardArgs& args) {
     const int group = slot.group, begin = slot.tile.q_begin;
     if (group < 0) return;
     const int count = min(Config::kTokens, slot.tile.q_end - begin);
+    const bool has_result = !Config::kStaged || slot.tile.state <= 0;
     barrier_wait(smem_address(&shared.o_full[buffer]), parity);
+    if (has_result) {
 #pragma unroll
-    for (int panel = 0; panel < HopperShape::kPanelsV; ++panel)
-      tma_store_5d(args.out, q_address(buffer) + panel * HopperShape::kPanelQ, panel * 64, 0,
-                   Config::kTokens - count, begin + count, group);
-    tma_store_commit();
-    tma_store_wait_read();
+      for (int panel = 0; panel < HopperShape::kPanelsV; ++panel)
+        tma_store_5d(args.out, q_address(buffer) + panel * HopperShape::kPanelQ, panel * 64, 0,
+                     Config::kTokens - count, begin + count, group);
+      tma_store_commit();
+      tma_store_wait_read();
+    }
     barrier_arrive(smem_address(&shared.slot_empty[buffer]));
   }
 }

@@ -50,10 +50,14 @@ struct HopperConsumer : HopperSharedRows {
       if (tile().rows_at >= 0) mask_begin(s, keys.begin, begin);
     }
     float alpha[2];
-    softmax<true, true>(s, alpha);
+    softmax<!Config::kStaged, true>(s, alpha);
+    if constexpr (Config::kStaged)
+#pragma unroll
+      for (int i = 0; i < Shape::kColumns / 2; ++i) out[i] *= alpha[i / 2 % 2];
   }
   __device__ void open_tile() {
     float s[kN / 2];
+    if constexpr (Config::kStaged) start_rows();
     const Visible keys = visible();  // arrives while Q does
     barrier_wait(smem_address(&hopper_shared().q_full[buffer()]), parity_of<Config::kSlots>(round));
     await(hopper_shared().k_full, used);
@@ -64,11 +68,11 @@ struct HopperConsumer : HopperSharedRows {
     pack_p(s);
   }
 
-  /// The tile's blocks after the first, right to left, but for the last product. Whether there were any.
+  /// The tile's blocks after the first, right to left, but for the last product. Whether that adds to others.
   __device__ bool walk() {
     const int unmasked = uniform(tile().unmasked);
     int block = uniform(blocks_of(tile())) - 2;
-    bool accumulate = false;
+    bool accumulate = Config::kStaged;
 #pragma unroll 1
     for (; block >= unmasked; --block, accumulate = true) step<true>(block, accumulate);
 #pragma unroll 1
@@ -88,6 +92,8 @@ struct HopperConsumer : HopperSharedRows {
     pin_eights(p);
     if (tile().rows_at >= 0) keep_apart();
     release(&shared.v_empty[buffer_of<Config::kStages>(used)]);
+    // No branch around finish(): after one, what every warp has alike is not known as such any more.
+    if (Config::kStaged && is_kept()) keep_state();
     finish();
   }
   /// Keeps step with the other warpgroups in a tile where this one has no rows.
@@ -102,13 +108,13 @@ struct HopperConsumer : HopperSharedRows {
     }
   }
 
-  /// O into Q's rows, LSE to memory.
+  /// O into Q's rows, LSE to memory; of a tile that is kept neither counts.
   __device__ void finish() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float sum = sum_over_quad(row_sum[half]);
       const float inverse = 1.f / sum;
-      if (args.lse != nullptr && lane() % 4 == 0 && is_real(half)) {
+      if (args.lse != nullptr && lane() % 4 == 0 && is_real(half) && !(Config::kStaged && is_kept())) {
         const float lse = sum == 0.f ? negative_infinity()
                                      : (row_max[half] * args.scale_log2 + __log2f(sum)) * 0.6931471805599453f;
         args.lse[(slot().group * Config::kPack + row_of(half) % Config::kPack) * args.lse_stride +

@@ -12,6 +12,8 @@ struct HopperShape {
   static constexpr int kColumns = (Config::kDimV + 15) / 16 * 16;  // of O
   // Panels of 64 columns: what one 128-byte row holds.
   static constexpr int kPanels = (Config::kDim + 63) / 64, kPanelsV = (Config::kDimV + 63) / 64;
+  // What a thread keeps of a tile that is to be gone on with: O, then maxima and sums of its two rows.
+  static constexpr int kStateFours = kColumns / 8 + 1;
   static constexpr int kPanelQ = kM * 128, kPanelK = kN * 128;
   static constexpr int kBytesQ = kPanels * Config::kTokens * Config::kPack * 128;
   static constexpr int kSlotBytes = (kPanels > kPanelsV ? kPanels : kPanelsV) * kPanelQ;

@@ -25,7 +25,9 @@ struct HopperRowWork {
 
   __device__ static int lane() { return threadIdx.x % 32; }
   __device__ int row_of(int half) const {
-    return warpgroup * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane() / 4 + half * 8;
+    int thread = threadIdx.x;
+    if constexpr (Config::kStaged) asm volatile("" : "+r"(thread));  // else kept, for which registers lack
+    return warpgroup * 64 + thread % 128 / 32 * 16 + thread % 32 / 4 + half * 8;
   }
   /// The tile is read from shared memory where it is needed: its fields would cost registers of the main loop.
   __device__ int buffer() const { return buffer_of<Config::kSlots>(round); }
@@ -119,6 +121,44 @@ struct HopperRowWork {
         if (i / 4 * 8 + 1 < columns) s[i + 1] = negative_infinity();
       }
     }
+  }
+
+  __device__ bool is_kept() const { return tile().state > 0; }
+  /// Where this thread's part of the tile's state is.
+  __device__ float4* state() const {
+    int state = tile().state, thread = threadIdx.x - 128;
+    asm volatile("" : "+r"(state), "+r"(thread));  // formed here, not kept
+    const i64 index = static_cast<i64>(state < 0 ? -state - 1 : state - 1) * args.groups + slot().group;
+    return reinterpret_cast<float4*>(args.states) + index * Shape::kStateFours * (128 * Config::kWgs) + thread;
+  }
+  __device__ void keep_state() const {
+    float4* const to = state();
+#pragma unroll
+    for (int i = 0; i < Shape::kColumns / 8; ++i)
+      to[i * 128 * Config::kWgs] = make_float4(out[4 * i], out[4 * i + 1], out[4 * i + 2], out[4 * i + 3]);
+    to[Shape::kColumns / 8 * 128 * Config::kWgs] = make_float4(row_max[0], row_max[1], row_sum[0], row_sum[1]);
+  }
+  /// What the tile's rows have before its first block: nothing, or what another item kept.
+  __device__ void start_rows() {
+#pragma unroll
+    for (int i = 0; i < Shape::kColumns / 2; ++i) out[i] = 0.f;
+    row_max[0] = row_max[1] = negative_infinity();
+    row_sum[0] = row_sum[1] = 0.f;
+    if (tile().state >= 0) return;
+    const float4* const from = state();
+#pragma unroll
+    for (int i = 0; i < Shape::kColumns / 8; ++i) {
+      const float4 four = from[i * 128 * Config::kWgs];
+      out[4 * i] = four.x;
+      out[4 * i + 1] = four.y;
+      out[4 * i + 2] = four.z;
+      out[4 * i + 3] = four.w;
+    }
+    const float4 four = from[Shape::kColumns / 8 * 128 * Config::kWgs];
+    row_max[0] = four.x;
+    row_max[1] = four.y;
+    row_sum[0] = four.z;
+    row_sum[1] = four.w;
   }
 
   /// Online softmax: S becomes P (in fp32), the running sums follow; alpha is what O must be scaled by.

@@ -9,6 +9,11 @@
 namespace bdcp {
 namespace {
 
+bool one_node(const StepRequest& request, const PolicyValues& values) {
+  return request.comm.size() == 1 ||
+         plan::count_nodes(request.comm.hosts(), values.exchange.ranks_per_node) == 1;
+}
+
 /// A launcher that starts a process per GPU may show each all of them, or its own alone.
 int own_device(const Env& env, int count) {
   if (count == 0) return StepOptions::device_host;
@@ -130,7 +135,10 @@ PreparedShapes prepare_shapes(const StepRequest& request, const attention::Backe
                                           .on_downgrade = report_to(request.runtime, draft.step->policy),
                                           .tables = device ? memory.tables->make_tables() : nullptr,
                                           .counters = memory.counters,
-                                          .room = {draft.graph.documents}};
+                                          .room = {draft.graph.documents},
+                                          .arrival_rate = one_node(request, *draft.step->policy)
+                                                              ? attention::kNodeArrivalRate
+                                                              : attention::kNicArrivalRate};
   PreparedShapes prepared;
   for (const CallShape& shape : request.shapes) {
     prepared.push_back(backend.prepare(shape, draft.step->plan, draft.options, context));

@@ -36,7 +36,9 @@ struct Options {
 
 /// Segments [0, plan.remote_segments()) are the remote part; everything else, padding rows included, is the
 /// local part. A full call is local then remote (remote only if plan.remote_len > 0). The two parts write
-/// disjoint rows of O, LSE, dQ; of dK/dV too, since a key row belongs to one segment.
+/// disjoint rows of O, LSE, dQ; of dK/dV too, since a key row belongs to one segment. A backend may do work of
+/// the remote part that needs no remote keys in the local part, and keep what comes of it in the workspace:
+/// both parts get the same one.
 enum class Part { local, remote };
 
 struct ForwardCall {
@@ -100,6 +102,10 @@ struct GraphRoom {
   std::size_t segments() const { return static_cast<std::size_t>(documents); }
 };
 
+/// Inside a node, as NCCL was measured over NVLink (tools/results/NOTES.md), and between nodes with a 400
+/// Gbit/s NIC per GPU.
+inline constexpr std::int64_t kNodeArrivalRate = 200'000, kNicArrivalRate = 45'000;
+
 struct PrepareContext {
   std::shared_ptr<device::Device> device;  ///< null: host
   jit::KernelCache* cache = nullptr;
@@ -117,6 +123,8 @@ struct PrepareContext {
   /// Of K/V, see plan::heads_at_once; 0: as the layout and the device have it. A divisor of the shape's
   /// heads_kv.
   int heads_at_once = 0;
+  /// What remote K/V is expected to arrive at, in bytes per us: so long there is local work to be found for.
+  std::int64_t arrival_rate = kNodeArrivalRate;
   /// No call may ever come: kernels are loaded, but work lists are made, and uploaded, by the first call.
   bool lists_later = false;
 };

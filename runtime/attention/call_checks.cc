@@ -108,10 +108,9 @@ void check_call(const CallShape& shape, const plan::RankPlan& plan, const Backwa
 
 void check_workspace(const BufferView& workspace, std::size_t needed) {
   require(workspace.bytes >= needed, ErrorCode::invalid_argument,
-          [&] { return fmt::format("backward workspace has {} bytes, needs {}", workspace.bytes, needed); });
-  require(reinterpret_cast<std::uintptr_t>(workspace.data) % 16 == 0, ErrorCode::invalid_argument, [&] {
-    return fmt::format("backward workspace starts at {}, which is not a multiple of 16", workspace.data);
-  });
+          [&] { return fmt::format("workspace has {} bytes, needs {}", workspace.bytes, needed); });
+  require(reinterpret_cast<std::uintptr_t>(workspace.data) % 16 == 0, ErrorCode::invalid_argument,
+          [&] { return fmt::format("workspace starts at {}, which is not a multiple of 16", workspace.data); });
 }
 
 void check_stream(const device::Device& device, Stream stream) {

@@ -41,20 +41,23 @@ class HopperAttention final : public PreparedAttention {
         portable_(std::move(portable)) {
     const HopperLayout layout = layout_of(plan, options);
     const bool whole = shape.backward && has_whole_rows_only(shape, plan, options, context.room);
-    kernels_ = memo.get(shape, options, static_cast<int>(layout) * 2 + whole, context, [&] {
+    const bool staged = may_stage(shape, plan, layout, context);
+    kernels_ = memo.get(shape, options, (static_cast<int>(layout) * 2 + whole) * 2 + staged, context, [&] {
       const std::string& arch = device_->facts().arch;
-      std::vector<jit::KernelSpec> specs{hopper_forward_spec(shape, arch, layout)};
+      std::vector<jit::KernelSpec> specs{hopper_forward_spec(shape, arch, layout, staged)};
       if (shape.backward)
         for (jit::KernelSpec& spec : hopper_backward_specs(shape, whole, arch, options))
           specs.push_back(std::move(spec));
       return specs;
     });
-    forward_.emplace(shape, plan, layout, options, context, (*kernels_)[kForward]);
+    forward_.emplace(shape, plan, layout, staged, options, context, (*kernels_)[kForward]);
     if (shape.backward)
       backward_.emplace(shape, plan, whole, options, context, std::span(*kernels_).subspan(kForward + 1));
   }
 
-  std::size_t forward_workspace() const override { return portable_->forward_workspace(); }
+  std::size_t forward_workspace() const override {
+    return std::max(portable_->forward_workspace(), forward_->workspace());
+  }
   std::size_t backward_workspace() const override {
     return std::max(portable_->backward_workspace(), backward_ ? backward_->workspace() : 0);
   }
@@ -68,6 +71,7 @@ class HopperAttention final : public PreparedAttention {
       note_misaligned();
       return portable_->forward(call, part, stream);
     }
+    check_workspace(call.workspace, forward_->workspace());
     forward_->launch(call, part, stream, counters_->of(stream.handle, captured));
   }
 
@@ -141,6 +145,7 @@ class HopperBackend final : public Backend {
       if (options.batch_invariant && layout != HopperLayout::long_docs) continue;
       add(hopper_forward_spec(shape, arch, layout));
     }
+    if (distributed) add(hopper_forward_spec(shape, arch, HopperLayout::long_docs, /*staged=*/true));
     if (shape.backward)
       for (const bool whole : {false, true}) {
         if (whole && options.batch_invariant) continue;

@@ -21,6 +21,10 @@ constexpr unsigned kRowThreads = 256;
 constexpr int kRowShares = 8;  // CTAs per chunk of rows, each with its share of the heads
 /// Documents of so many times the L2 cache's size take fewer heads at a time (figures: tools/results/NOTES.md).
 constexpr std::int64_t kMissesThatTell = 3;
+/// Tiles with the same rows begin so many apart: adds of many SMs to the same sums at a time wait for each
+/// other, and rows further apart than that leave the L2 cache before the next tile comes
+/// (tools/results/NOTES.md).
+constexpr int kStaggerRows = 256;
 constexpr std::size_t kPartsPerCta = 2;  // one that is left while another is added up
 
 }  // namespace
@@ -60,7 +64,8 @@ HopperBackward::HopperBackward(const CallShape& shape, const plan::RankPlan& pla
                                        .share = !options.batch_invariant,
                                        .group_rows = plan::rows_in_cache(device_->facts().l2_bytes, row_bytes),
                                        .split = splits(plan, options, room),
-                                       .whole_chunks = config_.sums});
+                                       .whole_chunks = config_.sums,
+                                       .stagger = stagger(plan, options, room)});
   const std::size_t room_for_tiles = room.pieces(plan.key_rows, config_.keys);
   const std::size_t most = std::max(work.tiles.items.size(), room_for_tiles);
   require(most * static_cast<std::size_t>(shape.heads_q) < (std::size_t{1} << 30), ErrorCode::unsupported, [&] {
@@ -138,6 +143,11 @@ bool HopperBackward::takes(const BackwardCall& call) const {
     if (!aligned_16(view)) return false;
   if (!config_.sums && !fits_tma(call.out)) return false;
   return payload_f32_ || (aligned_16(call.remote_dk) && aligned_16(call.remote_dv));
+}
+
+int HopperBackward::stagger(const plan::RankPlan& plan, const Options& options, const GraphRoom& room) const {
+  // Tiles that add in turn wait for those before them, and an item of one q head has nowhere to go on.
+  return options.deterministic || splits(plan, options, room) ? 0 : kStaggerRows / config_.rows;
 }
 
 kernel::HopperRowsArgs HopperBackward::rows_args(const BackwardCall& call, Part part) const {

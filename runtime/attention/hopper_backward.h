@@ -47,6 +47,8 @@ class HopperBackward {
                            const PrepareContext& context) const;
   /// Whether long tiles have an item per q head.
   bool splits(const plan::RankPlan& plan, const Options& options, const GraphRoom& room) const;
+  /// Blocks of rows between the beginnings of tiles with the same rows.
+  int stagger(const plan::RankPlan& plan, const Options& options, const GraphRoom& room) const;
   /// In bytes; LSE comes first.
   struct Workspace {
     std::size_t delta = 0, sums = 0, counters = 0, part_counts = 0, parts = 0, end = 0;

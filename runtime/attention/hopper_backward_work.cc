@@ -32,7 +32,8 @@ void set_full(HopperKeyTile& tile, const Segment& s, int keys) {
 }
 
 void append_long(std::vector<HopperKeyTile>& tiles, const Segment& s, int segment, int rows, int keys,
-                 int sum_block) {
+                 int sum_block, int stagger) {
+  const int blocks = std::max((s.rows() + rows - 1) / rows, 1);
   int index = 0;
   for (std::int64_t next = s.k_begin; next < s.k_end; next += keys) {  // 64 bits: positions go up to 2^31 - 1
     HopperKeyTile& tile = tiles.emplace_back();
@@ -46,6 +47,7 @@ void append_long(std::vector<HopperKeyTile>& tiles, const Segment& s, int segmen
     tile.seg_end = segment + 1;
     tile.rows_at = -1;
     tile.sum_block = sum_block + block;
+    if (block == 0) tile.start = static_cast<int>(std::int64_t{index} * stagger % blocks);
     tile.index = index++;
     set_full(tile, s, keys);
   }
@@ -109,7 +111,7 @@ HopperBackwardWork make_hopper_backward_work(const RankPlan& plan, const HopperB
       append_chunks(chunks, s.q_begin, s.q_end, rows, is_long ? kernel::kRowsSummed : kernel::kRowsWhole,
                     block);
     if (!is_long) continue;
-    append_long(i < plan.remote_segments() ? remote : local, s, i, rows, keys, block);
+    append_long(i < plan.remote_segments() ? remote : local, s, i, rows, keys, block, tiling.stagger);
     work.sum_blocks += (static_cast<std::size_t>(s.rows()) + rows - 1) / rows;
   }
   for (int i = 0; i < count;) {

@@ -35,6 +35,7 @@ struct HopperBackwardTiling {
   std::int64_t group_rows = 0;  ///< see plan::group_documents
   bool split = false;           ///< the tiles of longer segments come first, with an item per q head
   bool whole_chunks = false;    ///< chunks also for rows whose keys are all in one tile
+  int stagger = 0;              ///< tiles whose rows are the same begin so many blocks apart
 };
 HopperBackwardWork make_hopper_backward_work(const plan::RankPlan& plan, const HopperBackwardTiling& tiling);
 

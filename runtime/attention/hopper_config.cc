@@ -52,7 +52,13 @@ int hopper_forward_smem(const CallShape& shape, const HopperForwardConfig& c) {
   return c.slots * (std::max(k, v) * c.rows() * 128 + 80) + c.stages * ((k + v) * c.keys * 128 + 32);
 }
 
-jit::KernelSpec hopper_forward_spec(const CallShape& shape, const std::string& arch, HopperLayout layout) {
+std::size_t hopper_state_bytes(const CallShape& shape, const HopperForwardConfig& config) {
+  const auto columns = static_cast<std::size_t>(shape.dim_v() + 15) / 16 * 16;
+  return static_cast<std::size_t>(config.rows()) * 2 * (columns / 2 + 4) * sizeof(float);
+}
+
+jit::KernelSpec hopper_forward_spec(const CallShape& shape, const std::string& arch, HopperLayout layout,
+                                    bool staged) {
   const HopperForwardConfig c = hopper_forward_config(shape, layout);
   jit::KernelSpec spec;
   spec.kernel = "hopper_forward";
@@ -69,6 +75,7 @@ jit::KernelSpec hopper_forward_spec(const CallShape& shape, const std::string& a
       .add("kStages", c.stages)
       .add("kSlots", c.slots)
       .add("kCtas", 1)
+      .add_flag("kStaged", staged)
       .add("kSmem", spec.dynamic_smem);
   return spec;
 }

@@ -26,6 +26,10 @@ struct HopperForwardConfig {
 HopperForwardConfig hopper_forward_config(const CallShape& shape, HopperLayout layout);
 /// Bytes of dynamic shared memory; the kernel asserts that they suffice.
 int hopper_forward_smem(const CallShape& shape, const HopperForwardConfig& config);
-jit::KernelSpec hopper_forward_spec(const CallShape& shape, const std::string& arch, HopperLayout layout);
+/// Of one item of a tile that is kept to be gone on with, as HopperShape::kStateFours has it.
+std::size_t hopper_state_bytes(const CallShape& shape, const HopperForwardConfig& config);
+/// `staged`: see hopper_stages.h.
+jit::KernelSpec hopper_forward_spec(const CallShape& shape, const std::string& arch, HopperLayout layout,
+                                    bool staged = false);
 
 }  // namespace bdcp::attention

@@ -8,6 +8,7 @@
 #include "attention/call_checks.h"
 #include "attention/head_bands.h"
 #include "attention/hopper_maps.h"
+#include "attention/hopper_stages.h"
 #include "attention/hopper_work.h"
 #include "attention/kernel_tensor.h"
 #include "attention/persistent_grid.h"
@@ -20,26 +21,67 @@ namespace {
 using kernel::HopperForwardArgs;
 using kernel::HopperTile;
 
-/// What an SM gets through in some 20 us, in which a transfer's kernel comes from its queue to the SMs.
-constexpr std::int64_t kOpeningOperations = 90'000'000;
+/// What an SM gets through in a us.
+constexpr std::int64_t kOperationsPerUs = 4'500'000;
+/// In which a transfer's kernel comes from its queue to the SMs.
+constexpr std::int64_t kOpeningUs = 20;
 
-constexpr int kBorderRows = 8;  // see kernel::HopperBorder
+/// See kernel::HopperForwardArgs.
+int border_shift(const plan::RankPlan& plan, int keys) {
+  if (plan.remote_segments() == 0) return 3;
+  const std::int64_t border = (plan.remote_len - plan.segments[0].k_begin) % keys;
+  int shift = 3;
+  while (shift < 5 && border % (2 << shift) == 0 && keys % (2 << shift) == 0) ++shift;
+  return shift;
+}
+
+std::int64_t bytes_of_key(const CallShape& shape) {
+  return (shape.head_dim + shape.dim_v()) * static_cast<std::int64_t>(size_of(shape.dtype)) * shape.heads_kv;
+}
+
+/// Pairs of rows and keys, all heads, that the GPU gets through in `us`.
+std::int64_t pairs_in(const CallShape& shape, const PrepareContext& context, std::int64_t us) {
+  const std::int64_t of_pair = 2 * std::int64_t{shape.heads_q} * (shape.head_dim + shape.dim_v());
+  return kOperationsPerUs * us / of_pair * context.device->facts().sm_count;
+}
+
+/// Pairs that are to be found for the time of the transfer, beside those of the local documents.
+std::int64_t pairs_to_stage(const CallShape& shape, const plan::RankPlan& plan, const PrepareContext& context) {
+  const std::int64_t us =
+      plan.remote_len * bytes_of_key(shape) / std::max<std::int64_t>(context.arrival_rate, 1);
+  std::int64_t pairs = pairs_in(shape, context, us);
+  for (std::size_t i = static_cast<std::size_t>(plan.remote_segments()); i < plan.segments.size(); ++i)
+    pairs -= std::int64_t{plan.segments[i].rows()} * plan.segments[i].keys() / 2;
+  return pairs;
+}
 
 }  // namespace
 
+bool may_stage(const CallShape& shape, const plan::RankPlan& plan, HopperLayout layout,
+               const PrepareContext& context) {
+  return plan.remote_len > 0 && layout == HopperLayout::long_docs &&
+         pairs_to_stage(shape, plan, context) > pairs_in(shape, context, kOpeningUs);
+}
+
 HopperForward::HopperForward(const CallShape& shape, const plan::RankPlan& plan, HopperLayout layout,
-                             const Options& options, const PrepareContext& context,
+                             bool staged, const Options& options, const PrepareContext& context,
                              const PreparedKernel& kernel)
     : shape_(shape),
       remote_len_(plan.remote_len),
       device_(context.device),
       config_(hopper_forward_config(shape, layout)),
+      border_shift_(border_shift(plan, config_.keys)),
       kernel_(kernel) {
-  const std::int64_t key_bytes =
-      (shape.head_dim + shape.dim_v()) * static_cast<std::int64_t>(size_of(shape.dtype)) * shape.heads_kv;
+  const std::int64_t key_bytes = bytes_of_key(shape);
   const device::DeviceFacts& facts = device_->facts();
-  const HopperWork work = make_hopper_work(plan, config_.tokens(), config_.keys, !options.batch_invariant,
-                                           plan::rows_in_cache(facts.l2_bytes, key_bytes));
+  HopperWork work = make_hopper_work(plan, config_.tokens(), config_.keys, !options.batch_invariant,
+                                     plan::rows_in_cache(facts.l2_bytes, key_bytes));
+  if (staged) {
+    // As much memory as the remote keys take, at most.
+    const std::size_t most =
+        static_cast<std::size_t>(plan.remote_len * key_bytes) / (groups() * hopper_state_bytes(shape, config_));
+    states_ = stage_tiles(work, plan.remote_len, config_.keys, pairs_to_stage(shape, plan, context), most);
+  }
   const GraphRoom& room = context.room;
   const std::size_t room_for_tiles = room.pieces(plan.rows, config_.tokens());
   const std::size_t most = std::max(work.tiles.size(), room_for_tiles);
@@ -60,9 +102,10 @@ HopperForward::HopperForward(const CallShape& shape, const plan::RankPlan& plan,
     heads_at_once_[static_cast<int>(part)] =
         groups_of_head * heads_at_once(part_of(work.tiles, work.local_count, part), shape, context,
                                        groups_of_head, cache_bytes, load);
-  const std::int64_t of_pair = 2 * std::int64_t{shape.heads_q} * (shape.head_dim + shape.dim_v());
-  opening_ = opening_tiles(part_of(work.tiles, work.local_count, Part::local),
-                           kOpeningOperations / of_pair * facts.sm_count);
+  // What is there for the time of the transfer leaves it the SMs throughout.
+  opening_ = states_ > 0 ? work.local_count
+                         : opening_tiles(part_of(work.tiles, work.local_count, Part::local),
+                                         pairs_in(shape, context, kOpeningUs));
 }
 
 bool HopperForward::takes(const ForwardCall& call) {
@@ -80,11 +123,12 @@ void HopperForward::launch(const ForwardCall& call, Part part, Stream stream, in
   encode_keys(*device_, call.k, call.remote_k, keys, args.q, args.k, args.remote_k);
   encode_keys(*device_, call.v, call.remote_v, keys, args.q, args.v, args.remote_v);
   if (part == Part::remote) {
-    encode_keys(*device_, call.k, call.remote_k, kBorderRows, args.q, args.k_border.local,
+    encode_keys(*device_, call.k, call.remote_k, 1 << border_shift_, args.q, args.k_border.local,
                 args.k_border.remote);
-    encode_keys(*device_, call.v, call.remote_v, kBorderRows, args.q, args.v_border.local,
+    encode_keys(*device_, call.v, call.remote_v, 1 << border_shift_, args.q, args.v_border.local,
                 args.v_border.remote);
   }
+  args.border_shift = border_shift_;
   args.k_rows = to_kernel(call.k);
   args.v_rows = to_kernel(call.v);
   args.remote_k_rows = to_kernel(call.remote_k);
@@ -95,6 +139,7 @@ void HopperForward::launch(const ForwardCall& call, Part part, Stream stream, in
   args.tile_count = tiles_.count();
   args.groups = static_cast<int>(groups());
   args.remote_len = static_cast<int>(remote_len_);
+  args.states = static_cast<float*>(call.workspace.data);
   args.ticket = ticket;
   args.scale_log2 = static_cast<float>(shape_.softmax_scale() * std::numbers::log2e);
 

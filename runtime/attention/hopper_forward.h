@@ -12,13 +12,20 @@
 
 namespace bdcp::attention {
 
-/// Immutable; safe for concurrent calls.
+/// Whether tiles of the document from an earlier rank begin with their local keys, as what is local lasts less
+/// than the remote keys' way. Never where captured launches serve later layouts: those have world size 1.
+bool may_stage(const CallShape& shape, const plan::RankPlan& plan, HopperLayout layout,
+               const PrepareContext& context);
+
+/// Immutable; safe for concurrent calls with distinct workspaces.
 class HopperForward {
  public:
-  /// `kernel`: of hopper_forward_spec for this shape and layout; it outlives this.
-  HopperForward(const CallShape& shape, const plan::RankPlan& plan, HopperLayout layout, const Options& options,
-                const PrepareContext& context, const PreparedKernel& kernel);
+  /// `staged`: see may_stage(). `kernel`: of hopper_forward_spec for this shape and layout; it outlives this.
+  HopperForward(const CallShape& shape, const plan::RankPlan& plan, HopperLayout layout, bool staged,
+                const Options& options, const PrepareContext& context, const PreparedKernel& kernel);
 
+  /// Kept from the local part to the remote one.
+  std::size_t workspace() const { return states_ * groups() * hopper_state_bytes(shape_, config_); }
   bool has_work(Part part) const { return tiles_.size(part) > 0; }
   /// Whether TMA can read and write the call's tensors.
   static bool takes(const ForwardCall& call);
@@ -35,10 +42,12 @@ class HopperForward {
   std::int64_t remote_len_;
   std::shared_ptr<device::Device> device_;
   HopperForwardConfig config_;
+  int border_shift_;
   const PreparedKernel& kernel_;
   DeviceList<kernel::HopperTile> tiles_;
   DeviceList<kernel::KeyRange> visible_;
-  int heads_at_once_[2];  // by Part; groups of query heads
+  int heads_at_once_[2];    // by Part; groups of query heads
+  std::size_t states_ = 0;  // tiles in two items
   /// The last local tiles, which run first beside a transfer that is about to start; all if they are too few to
   /// be worth a launch of their own.
   std::size_t opening_ = 0;

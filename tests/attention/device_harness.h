@@ -7,6 +7,7 @@
 #include <cstring>
 #include <list>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -85,17 +86,14 @@ class Mirror {
 };
 
 /// The same calls on device copies.
-inline attention::ForwardCall on_device(const attention::ForwardCall& host, Mirror& mirror,
-                                        std::size_t workspace) {
+inline attention::ForwardCall on_device(const attention::ForwardCall& host, Mirror& mirror) {
   attention::ForwardCall call = host;
   for (ConstTensorView* x : {&call.q, &call.k, &call.v, &call.remote_k, &call.remote_v}) *x = mirror.tensor(*x);
   call.out = mirror.tensor(call.out);
   call.lse = mirror.lse(call.lse);
-  call.workspace = mirror.workspace(workspace);
   return call;
 }
-inline attention::BackwardCall on_device(const attention::BackwardCall& host, Mirror& mirror,
-                                         std::size_t workspace) {
+inline attention::BackwardCall on_device(const attention::BackwardCall& host, Mirror& mirror) {
   attention::BackwardCall call = host;
   for (ConstTensorView* x : {&call.q, &call.k, &call.v, &call.remote_k, &call.remote_v, &call.out, &call.dout})
     *x = mirror.tensor(*x);
@@ -103,7 +101,6 @@ inline attention::BackwardCall on_device(const attention::BackwardCall& host, Mi
   for (TensorView* x :
        {&call.dq, &call.dk, &call.dv, &call.shared_dk, &call.shared_dv, &call.remote_dk, &call.remote_dv})
     *x = mirror.tensor(*x);
-  call.workspace = mirror.workspace(workspace);
   return call;
 }
 
@@ -115,20 +112,45 @@ class OnDevice final : public attention::PreparedAttention {
       : prepared_(std::move(prepared)), device_(std::move(device)), offset_(offset) {}
   void forward(const attention::ForwardCall& host, Part part, Stream) const override {
     Mirror mirror(device_, offset_);
-    prepared_->forward(on_device(host, mirror, prepared_->forward_workspace()), part, stream());
+    attention::ForwardCall call = on_device(host, mirror);
+    call.workspace = forward_.of(part, prepared_->forward_workspace(), device_);
+    prepared_->forward(call, part, stream());
     mirror.download();
   }
   void backward(const attention::BackwardCall& host, Part part, Stream) const override {
     Mirror mirror(device_, offset_);
-    prepared_->backward(on_device(host, mirror, prepared_->backward_workspace()), part, stream());
+    attention::BackwardCall call = on_device(host, mirror);
+    call.workspace = backward_.of(part, prepared_->backward_workspace(), device_);
+    prepared_->backward(call, part, stream());
     mirror.download();
   }
 
  private:
+  /// The same memory for all parts of a call, poisoned before the first.
+  class Workspace {
+   public:
+    BufferView of(Part part, std::size_t bytes, const std::shared_ptr<device::Device>& device) {
+      bool& seen = seen_[static_cast<int>(part)];
+      if (!mirror_ || seen) {
+        mirror_.emplace(device, 0);
+        view_ = mirror_->workspace(bytes);
+        std::fill(std::begin(seen_), std::end(seen_), false);
+      }
+      seen = true;
+      return view_;
+    }
+
+   private:
+    std::optional<Mirror> mirror_;
+    BufferView view_;
+    bool seen_[2] = {};
+  };
+
   Stream stream() const { return Stream::cuda(nullptr, device_->facts().ordinal); }
   std::shared_ptr<const attention::PreparedAttention> prepared_;
   std::shared_ptr<device::Device> device_;
   std::size_t offset_;
+  mutable Workspace forward_, backward_;
 };
 
 /// A CUDA device, a compiler and one backend; skips where any is missing.
@@ -159,7 +181,8 @@ class GpuFixture : public ::testing::Test {
                                        .on_downgrade = note,
                                        .tables = tables,
                                        .counters = counters_,
-                                       .heads_at_once = heads_at_once_});
+                                       .heads_at_once = heads_at_once_,
+                                       .arrival_rate = arrival_rate_});
     tables->upload();
     return prepared;
   }
@@ -198,7 +221,8 @@ class GpuFixture : public ::testing::Test {
   std::unique_ptr<attention::Backend> backend_;
   std::vector<std::string> downgrades_;  ///< codes, of all prepared calls
   std::size_t offset_ = 4;               ///< only element alignment is promised
-  int heads_at_once_ = 0;                ///< see attention::PrepareContext
+  int heads_at_once_ = 0;                ///< see attention::PrepareContext, as the next one
+  std::int64_t arrival_rate_ = attention::kNodeArrivalRate;
 };
 
 /// The CUDA backends of this build: tests with this parameter reach every one that is added.

@@ -179,10 +179,10 @@ TEST_P(FastGpu, DeterministicBitsBesideOtherWork) {
   const auto prepared = prepare_on_device(c.shape, single_rank_plan(c.layout), kDeterministic);
   Outputs again = first, others = first;
   Mirror mine(device_, 0), theirs(device_, 0);
-  const attention::BackwardCall call =
-      on_device(backward_call(c, data, again), mine, prepared->backward_workspace());
-  const attention::BackwardCall other =
-      on_device(backward_call(c, data, others), theirs, prepared->backward_workspace());
+  attention::BackwardCall call = on_device(backward_call(c, data, again), mine),
+                          other = on_device(backward_call(c, data, others), theirs);
+  call.workspace = mine.workspace(prepared->backward_workspace());
+  other.workspace = theirs.workspace(prepared->backward_workspace());
   const device::OwnedStream stream = device_->create_stream(), other_stream = device_->create_stream();
   const int ordinal = device_->facts().ordinal;
   for (int i = 0; i < 50; ++i) {

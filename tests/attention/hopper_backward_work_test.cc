@@ -39,7 +39,8 @@ void expect_complete(const plan::RankPlan& plan, int rows, int keys, bool share,
                                                                               .share = share,
                                                                               .group_rows = group_rows,
                                                                               .split = group_rows > 0,
-                                                                              .whole_chunks = whole_chunks});
+                                                                              .whole_chunks = whole_chunks,
+                                                                              .stagger = 3});
   for (std::size_t i = 0; i < work.tiles.items.size(); ++i) {
     const HopperKeyTile& tile = work.tiles.items[i];
     const bool local = i < work.tiles.local_count;
@@ -99,6 +100,9 @@ void expect_complete(const plan::RankPlan& plan, int rows, int keys, bool share,
     }
     if (tile.sum_block < 0) continue;
     EXPECT_EQ(next_index[tile.seg_begin]++, tile.index);  // earlier ones are drawn earlier
+    const Segment& one = work.segments[static_cast<std::size_t>(tile.seg_begin)];
+    const int row_blocks = (one.rows() + rows - 1) / rows;
+    EXPECT_EQ(tile.start, tile.q_begin == one.q_begin && row_blocks > 0 ? tile.index * 3 % row_blocks : 0);
     for (int block = 0; block * rows < tile.q_end - tile.q_begin; ++block)
       adders[tile.sum_block + block].push_back(tile.index);
   }

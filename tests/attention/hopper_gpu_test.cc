@@ -161,6 +161,38 @@ TEST_F(HopperGpu, SmsForATransferThatStarts) {
   }
 }
 
+// Where remote keys take long, tiles begin with their local ones and go on from there: the same bits.
+TEST_F(HopperGpu, LocalKeysFirst) {
+  const attention::Options options{.batch_invariant = true};
+  const std::tuple<int, int, int, DType> shapes[] = {
+      {8, 2, 128, DType::bf16}, {2, 2, 128, DType::f16}, {4, 1, 64, DType::bf16}, {1, 1, 256, DType::bf16}};
+  std::vector<std::pair<CallShape, attention::Options>> calls;
+  for (const auto& [heads, heads_kv, dim, dtype] : shapes)
+    calls.emplace_back(make_shape(heads, heads_kv, dim, dtype), options);
+  warm(calls);
+  arrival_rate_ = 1;
+  for (const auto& [shape, unused] : calls)
+    for (const auto& [lengths, world] : {std::pair{std::vector<std::int64_t>{2400}, 2},
+                                         {std::vector<std::int64_t>{1700, 310}, 3},
+                                         {std::vector<std::int64_t>{37, 1990, 5}, 2}}) {
+      Case c;
+      std::int64_t tokens = 0;
+      for (const std::int64_t length : lengths) tokens += length;
+      c.layout = from_lengths(lengths, (2 * world - tokens % (2 * world)) % (2 * world), "local_keys_first");
+      c.shape = shape;
+      const Data data = make_data(c);
+      std::size_t kept = 0;
+      expect_ranks_equal_whole(
+          c, data, world, options,
+          [&](const plan::RankPlan& plan) {
+            kept += prepare_on_device(c.shape, plan, options)->forward_workspace();
+            return prepare(c.shape, plan, options);
+          },
+          false);
+      EXPECT_GT(kept, 0u);
+    }
+}
+
 // What TMA cannot read is the portable backend's, and that is said.
 TEST_F(HopperGpu, LeavesWhatIsMisalignedToPortable) {
   Case c;

@@ -39,11 +39,13 @@ TEST(HopperNvrtc, ForwardWithoutSpillsAndAdvisories) {
   };
   std::vector<jit::KernelSpec> specs;
   for (const CallShape& shape : shapes)
-    for (int layout = 0; layout < attention::kHopperLayouts; ++layout)
-      if (const auto spec =
-              attention::hopper_forward_spec(shape, "sm_90a", static_cast<attention::HopperLayout>(layout));
-          std::find(specs.begin(), specs.end(), spec) == specs.end())
-        specs.push_back(spec);
+    for (int variant = 0; variant <= attention::kHopperLayouts; ++variant) {
+      const bool staged = variant == attention::kHopperLayouts;
+      const auto layout =
+          staged ? attention::HopperLayout::long_docs : static_cast<attention::HopperLayout>(variant);
+      const auto spec = attention::hopper_forward_spec(shape, "sm_90a", layout, staged);
+      if (std::find(specs.begin(), specs.end(), spec) == specs.end()) specs.push_back(spec);
+    }
   expect_clean(specs);
 }
 
