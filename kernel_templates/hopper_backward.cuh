@@ -52,6 +52,7 @@ extern "C" __global__ void __launch_bounds__(bdcp::kernel::HopperBackwardShape::
     init(&shared.v_full, 1);
     init(&shared.v_empty, kWarps);
     init(&shared.near_end, 1);
+    init(&shared.meeting, 256);
     for (int i = 0; i < 2; ++i) {
       init(&shared.ds_full[i], kWarps);
       init(&shared.ds_empty[i], kWarps);

@@ -107,6 +107,7 @@ struct HopperKeyConsumer : HopperKeyWork {
     pack(ds, dp);
     pin_registers(dk);
     pin_registers(ds);
+    // share_block only reads dS; its registers are left alone until this product is over.
     multiply_rows<Shape::kColumns>(dk, ds, q_address(buffer_of<Config::kStages>(used)));
     if constexpr (kPending && kDqFirst) multiply_dq(dq, used - 1);
     share_block(ds);

@@ -66,6 +66,7 @@ struct HopperBackwardShared {
   u64 ds_full[2], ds_empty[2];  // by buffer
   u64 dq_full[2], dq_empty[2];  // by warpgroup
   u64 o_full[2];                // by warp of HopperDelta
+  u64 meeting;                  // of the warpgroups of wide heads
   HopperAgain again[Config::kSlots];
   int again_count;
   int skipped;  // as in the slots; these three are the loading warp's alone

@@ -144,6 +144,13 @@ struct HopperKeyWork {
     }
   }
 
+  /// Both warpgroups. Where they run code of their own, they have no instruction in common to meet at.
+  __device__ static void meet() {
+    if constexpr (Shape::kWide)
+      barrier_meet(smem_address(&hopper_shared().meeting));
+    else
+      named_barrier(kBarrierVote, 256);
+  }
   __device__ bool across() const { return tile().k_begin < args.remote_len && tile().k_end > args.remote_len; }
   /// K and V of the tile with the last remote and the first local keys, row by row.
   __device__ void copy_across() const {
@@ -152,7 +159,7 @@ struct HopperKeyWork {
     copy_keys<Config::kDimV, Shape::kPanelsV>(args.v_rows, args.remote_v_rows, v_address());
     cp_async_wait_all();
     fence_async_proxy();
-    named_barrier(kBarrierVote, 256);
+    meet();
   }
   template <int kDim, int kPanels>
   __device__ void copy_keys(const Tensor& local, const Tensor& remote, u32 target) const {
@@ -183,7 +190,7 @@ struct HopperKeyWork {
   __device__ bool must_repeat(bool bad) const {
     if (!several()) return false;
     if (bad) slot().again = 1;
-    named_barrier(kBarrierVote, 256);
+    meet();
     return slot().again;
   }
 

@@ -12,6 +12,16 @@ __device__ inline void barrier_arrive_expect(u32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+/// Arrives and waits for all others.
+__device__ inline void barrier_meet(u32 barrier) {
+  asm volatile(
+      "{.reg .b64 state;\n.reg .pred done;\n"
+      "mbarrier.arrive.shared.b64 state, [%0];\n"
+      "again:\n"
+      " mbarrier.try_wait.shared.b64 done, [%0], state;\n"
+      " @!done bra again;}\n" ::"r"(barrier)
+      : "memory");
+}
 /// For several threads.
 __device__ inline void barrier_arrive_for(u32 barrier, int threads) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(threads) : "memory");

@@ -51,7 +51,8 @@ struct ForwardCall {
   std::int64_t global_q_offset = 0, global_k_offset = 0;  ///< packed-sequence index of row 0 / key position 0
   int sm_margin = 0;  ///< SMs that kernels which would fill the device leave to a transfer
   /// Only until the transfer, which is enqueued already, has come to run: it then holds the SMs that it needs,
-  /// and gives them back to this call when it is done.
+  /// and gives them back to this call when it is done. A kernel that fills the transfer's time leaves them
+  /// throughout.
   bool margin_at_start = false;
 };
 

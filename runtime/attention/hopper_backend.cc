@@ -41,7 +41,8 @@ class HopperAttention final : public PreparedAttention {
         portable_(std::move(portable)) {
     const HopperLayout layout = layout_of(plan, options);
     const bool whole = shape.backward && has_whole_rows_only(shape, plan, options, context.room);
-    const bool staged = may_stage(shape, plan, layout, context);
+    HopperForwardWork work = make_forward_work(shape, plan, layout, options, context);
+    const bool staged = work.states > 0;
     kernels_ = memo.get(shape, options, (static_cast<int>(layout) * 2 + whole) * 2 + staged, context, [&] {
       const std::string& arch = device_->facts().arch;
       std::vector<jit::KernelSpec> specs{hopper_forward_spec(shape, arch, layout, staged)};
@@ -50,7 +51,7 @@ class HopperAttention final : public PreparedAttention {
           specs.push_back(std::move(spec));
       return specs;
     });
-    forward_.emplace(shape, plan, layout, staged, options, context, (*kernels_)[kForward]);
+    forward_.emplace(shape, plan, layout, std::move(work), context, (*kernels_)[kForward]);
     if (shape.backward)
       backward_.emplace(shape, plan, whole, options, context, std::span(*kernels_).subspan(kForward + 1));
   }

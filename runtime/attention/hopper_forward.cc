@@ -57,31 +57,36 @@ std::int64_t pairs_to_stage(const CallShape& shape, const plan::RankPlan& plan, 
 
 }  // namespace
 
-bool may_stage(const CallShape& shape, const plan::RankPlan& plan, HopperLayout layout,
-               const PrepareContext& context) {
-  return plan.remote_len > 0 && layout == HopperLayout::long_docs &&
-         pairs_to_stage(shape, plan, context) > pairs_in(shape, context, kOpeningUs);
+HopperForwardWork make_forward_work(const CallShape& shape, const plan::RankPlan& plan, HopperLayout layout,
+                                    const Options& options, const PrepareContext& context) {
+  const HopperForwardConfig config = hopper_forward_config(shape, layout);
+  const std::int64_t key_bytes = bytes_of_key(shape);
+  HopperForwardWork made;
+  made.work = make_hopper_work(plan, config.tokens(), config.keys, !options.batch_invariant,
+                               plan::rows_in_cache(context.device->facts().l2_bytes, key_bytes));
+  if (plan.remote_len == 0 || layout != HopperLayout::long_docs) return made;
+  const std::int64_t pairs = pairs_to_stage(shape, plan, context);
+  if (pairs <= pairs_in(shape, context, kOpeningUs)) return made;
+  // As much memory as the remote keys take, at most.
+  const std::size_t state =
+      static_cast<std::size_t>(shape.heads_q / config.pack) * hopper_state_bytes(shape, config);
+  made.states = stage_tiles(made.work, plan.remote_len, config.keys, pairs,
+                            static_cast<std::size_t>(plan.remote_len * key_bytes) / state);
+  return made;
 }
 
 HopperForward::HopperForward(const CallShape& shape, const plan::RankPlan& plan, HopperLayout layout,
-                             bool staged, const Options& options, const PrepareContext& context,
+                             HopperForwardWork made, const PrepareContext& context,
                              const PreparedKernel& kernel)
     : shape_(shape),
       remote_len_(plan.remote_len),
       device_(context.device),
       config_(hopper_forward_config(shape, layout)),
       border_shift_(border_shift(plan, config_.keys)),
-      kernel_(kernel) {
+      kernel_(kernel),
+      states_(made.states) {
+  const HopperWork& work = made.work;
   const std::int64_t key_bytes = bytes_of_key(shape);
-  const device::DeviceFacts& facts = device_->facts();
-  HopperWork work = make_hopper_work(plan, config_.tokens(), config_.keys, !options.batch_invariant,
-                                     plan::rows_in_cache(facts.l2_bytes, key_bytes));
-  if (staged) {
-    // As much memory as the remote keys take, at most.
-    const std::size_t most =
-        static_cast<std::size_t>(plan.remote_len * key_bytes) / (groups() * hopper_state_bytes(shape, config_));
-    states_ = stage_tiles(work, plan.remote_len, config_.keys, pairs_to_stage(shape, plan, context), most);
-  }
   const GraphRoom& room = context.room;
   const std::size_t room_for_tiles = room.pieces(plan.rows, config_.tokens());
   const std::size_t most = std::max(work.tiles.size(), room_for_tiles);
@@ -93,7 +98,7 @@ HopperForward::HopperForward(const CallShape& shape, const plan::RankPlan& plan,
       DeviceList<kernel::KeyRange>(*context.tables, work.visible, work.visible.size(), room.each(plan.rows));
 
   // Documents that exceed the cache by little are up to 1 % slower a few heads at a time, by half 2 % faster.
-  const auto cache_bytes = static_cast<std::int64_t>(facts.l2_bytes) * 3 / 2;
+  const auto cache_bytes = static_cast<std::int64_t>(device_->facts().l2_bytes) * 3 / 2;
   const auto groups_of_head = static_cast<int>(groups()) / shape.heads_kv;
   const auto load = [&](const HopperTile& tile) {
     return TileLoad{(tile.k_end - tile.k_begin) * key_bytes, cost(tile)};

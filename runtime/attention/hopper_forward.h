@@ -7,22 +7,29 @@
 #include "attention/backend.h"
 #include "attention/device_list.h"
 #include "attention/hopper_config.h"
+#include "attention/hopper_work.h"
 #include "attention/prepared_kernels.h"
 #include "kernel_templates/hopper_args.h"
 
 namespace bdcp::attention {
 
-/// Whether tiles of the document from an earlier rank begin with their local keys, as what is local lasts less
-/// than the remote keys' way. Never where captured launches serve later layouts: those have world size 1.
-bool may_stage(const CallShape& shape, const plan::RankPlan& plan, HopperLayout layout,
-               const PrepareContext& context);
+/// What a forward works on, and how many of its tiles are in two items: tiles of the document from an earlier
+/// rank begin with their local keys where what else is local lasts less than the remote keys' way. None where
+/// captured launches serve later layouts: those have world size 1.
+struct HopperForwardWork {
+  HopperWork work;
+  std::size_t states = 0;
+};
+HopperForwardWork make_forward_work(const CallShape& shape, const plan::RankPlan& plan, HopperLayout layout,
+                                    const Options& options, const PrepareContext& context);
 
 /// Immutable; safe for concurrent calls with distinct workspaces.
 class HopperForward {
  public:
-  /// `staged`: see may_stage(). `kernel`: of hopper_forward_spec for this shape and layout; it outlives this.
-  HopperForward(const CallShape& shape, const plan::RankPlan& plan, HopperLayout layout, bool staged,
-                const Options& options, const PrepareContext& context, const PreparedKernel& kernel);
+  /// `work`: of make_forward_work() for the same arguments. `kernel`: of hopper_forward_spec for this shape and
+  /// layout, staged if the work has states; it outlives this.
+  HopperForward(const CallShape& shape, const plan::RankPlan& plan, HopperLayout layout, HopperForwardWork work,
+                const PrepareContext& context, const PreparedKernel& kernel);
 
   /// Kept from the local part to the remote one.
   std::size_t workspace() const { return states_ * groups() * hopper_state_bytes(shape_, config_); }
@@ -46,8 +53,8 @@ class HopperForward {
   const PreparedKernel& kernel_;
   DeviceList<kernel::HopperTile> tiles_;
   DeviceList<kernel::KeyRange> visible_;
-  int heads_at_once_[2];    // by Part; groups of query heads
-  std::size_t states_ = 0;  // tiles in two items
+  int heads_at_once_[2];  // by Part; groups of query heads
+  std::size_t states_;    // tiles in two items
   /// The last local tiles, which run first beside a transfer that is about to start; all if they are too few to
   /// be worth a launch of their own.
   std::size_t opening_ = 0;

@@ -1,7 +1,10 @@
 #include "attention/hopper_stages.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
+
+#include "plan/cost_order.h"
 
 namespace bdcp::attention {
 namespace {
@@ -24,10 +27,6 @@ std::int64_t local_pairs(const HopperTile& tile, std::int64_t remote_len, int ke
   return cost(tile) - std::int64_t{tile.q_end - tile.q_begin} * remote_blocks(tile, remote_len, keys) * keys;
 }
 
-void sort_longest_first(std::vector<HopperTile>::iterator begin, std::vector<HopperTile>::iterator end) {
-  std::stable_sort(begin, end, [](const HopperTile& a, const HopperTile& b) { return cost(a) > cost(b); });
-}
-
 }  // namespace
 
 std::size_t stage_tiles(HopperWork& work, std::int64_t remote_len, int keys, std::int64_t pairs,
@@ -45,6 +44,7 @@ std::size_t stage_tiles(HopperWork& work, std::int64_t remote_len, int keys, std
       static_cast<double>(candidates.size()),
       static_cast<double>(pairs) / static_cast<double>(all) * static_cast<double>(candidates.size()) + 1));
   const std::size_t count = std::min(wanted, most);
+  if (count == 0) return 0;
   std::vector<HopperTile> kept;
   for (std::size_t n = 0; n < count; ++n) {
     HopperTile& tile = work.tiles[candidates[n * candidates.size() / count]];
@@ -57,11 +57,16 @@ std::size_t stage_tiles(HopperWork& work, std::int64_t remote_len, int keys, std
     tile.unmasked = blocks;
     tile.state = -local.state;
   }
-  const auto at = [&](std::size_t i) { return work.tiles.begin() + static_cast<std::ptrdiff_t>(i); };
-  work.tiles.insert(at(work.local_count), kept.begin(), kept.end());
-  work.local_count += kept.size();
-  sort_longest_first(work.tiles.begin(), at(work.local_count));
-  sort_longest_first(at(work.local_count), work.tiles.end());
+  // Those of local documents stay as they are, in groups that fit the cache.
+  const auto of_local = work.tiles.begin() + static_cast<std::ptrdiff_t>(work.local_count);
+  std::vector<HopperTile> remote(of_local, work.tiles.end());
+  const auto length = [](const HopperTile& tile) { return cost(tile); };
+  plan::sort_costliest_first(kept, length);
+  plan::sort_costliest_first(remote, length);
+  kept.insert(kept.end(), work.tiles.begin(), of_local);
+  work.local_count = kept.size();
+  kept.insert(kept.end(), remote.begin(), remote.end());
+  work.tiles = std::move(kept);
   return count;
 }
 

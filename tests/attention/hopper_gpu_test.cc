@@ -193,6 +193,29 @@ TEST_F(HopperGpu, LocalKeysFirst) {
     }
 }
 
+// Where documents have more keys than rows, tiles with the same rows begin at blocks of their own and go round
+// all query heads of their K/V head from there.
+TEST_F(HopperGpu, TilesWithTheSameRowsBeginApart) {
+  const attention::Options options{.batch_invariant = true};  // never an item per query head
+  const std::tuple<int, int, int, DType> shapes[] = {
+      {8, 2, 128, DType::bf16}, {3, 1, 128, DType::f16}, {4, 1, 64, DType::bf16}, {4, 2, 192, DType::bf16}};
+  std::vector<std::pair<CallShape, attention::Options>> calls;
+  for (const auto& [heads, heads_kv, dim, dtype] : shapes)
+    calls.emplace_back(make_shape(heads, heads_kv, dim, dtype), options);
+  warm(calls);
+  for (const auto& [shape, unused] : calls) {
+    Case c;
+    c.layout = from_lengths({700, 300, 40}, {2000, 1300, 200}, 3, 0, "begin_apart");
+    c.shape = shape;
+    SCOPED_TRACE(describe(c));
+    const Data data = make_data(c);
+    const Outputs outputs = run_device(c, data, options), again = run_device(c, data, options);
+    expect_oracle(c, data, outputs);
+    EXPECT_TRUE(again.dk.same_bits(outputs.dk));
+    EXPECT_TRUE(again.dv.same_bits(outputs.dv));
+  }
+}
+
 // What TMA cannot read is the portable backend's, and that is said.
 TEST_F(HopperGpu, LeavesWhatIsMisalignedToPortable) {
   Case c;

@@ -96,6 +96,12 @@ TEST(HopperStages, ItemsTogetherAreTheTile) {
       EXPECT_EQ(work.tiles.size(), before.tiles.size() + states);
       EXPECT_EQ(work.local_count, before.local_count + states);
       expect_same(together(work, static_cast<int>(plan.remote_len), keys), sorted(before.tiles));
+      // Local documents keep their order, which is by groups that fit the cache.
+      const auto local_of = [](const HopperWork& of, std::size_t from) {
+        return std::vector<HopperTile>(of.tiles.begin() + static_cast<std::ptrdiff_t>(from),
+                                       of.tiles.begin() + static_cast<std::ptrdiff_t>(of.local_count));
+      };
+      expect_same(local_of(work, states), local_of(before, 0));
     }
   }
   EXPECT_GT(staged, 100u);
@@ -122,6 +128,8 @@ TEST(HopperStages, AsMuchAsIsAskedFor) {
   EXPECT_EQ(attention::stage_tiles(work, plan.remote_len, 160, std::int64_t{1} << 40, 7), 7u);
   work = before;
   EXPECT_EQ(attention::stage_tiles(work, plan.remote_len, 160, 0, 100), 0u);
+  expect_same(work.tiles, before.tiles);
+  EXPECT_EQ(attention::stage_tiles(work, plan.remote_len, 160, 1000, 0), 0u);
   expect_same(work.tiles, before.tiles);
 }
 

@@ -24,7 +24,7 @@ struct PolicyValues {
   struct Attention {
     BackendKind backend = BackendKind::automatic;
     bool deterministic = false, batch_invariant = false;
-    std::optional<int> sm_margin;  ///< null: as many as the transport takes, until it runs; else throughout
+    std::optional<int> sm_margin;  ///< null: as many as the transport takes, see configs/README.md
   } attention;
   enum class Transport { automatic, nccl, copy_engine };
   enum class CrossNode { allgather, needed_only };
