@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -73,7 +73,9 @@ std::string in_loader_cache(const std::string& cache, const std::string& name) {
 
 std::string read_loader_cache() {
   std::ifstream file("/etc/ld.so.cache", std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  std::ostringstream bytes;
+  bytes << file.rdbuf();  // an iterator would throw what the file buffer throws
+  return bytes.str();
 }
 
 }  // namespace

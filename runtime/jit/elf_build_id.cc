@@ -5,7 +5,7 @@
 
 #include <cstring>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 #include <vector>
 
 #include "jit/content_hash.h"
@@ -69,8 +69,12 @@ std::string build_id_of(const std::string& path, std::string* why) {
   }
   file.clear();
   file.seekg(0);
-  const std::string bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  return "xxh3-" + content_hash(bytes);
+  std::ostringstream bytes;
+  if (!(bytes << file.rdbuf())) {  // an iterator would throw what the file buffer throws
+    if (why) *why = fmt::format("'{}' cannot be read to its end", path);
+    return {};
+  }
+  return "xxh3-" + content_hash(bytes.str());
 }
 
 }  // namespace bdcp::jit

@@ -160,7 +160,8 @@ struct ProcessState {
   pid_t parent = 0;
   explicit ProcessState(const std::string& pid) {
     std::ifstream in("/proc/" + pid + "/stat");
-    const std::string line{std::istreambuf_iterator<char>(in), {}};
+    std::string line;  // none if the process ends while it is read
+    std::getline(in, line, '\0');
     const std::size_t open = line.find('('), close = line.rfind(')');
     if (close == std::string::npos) return;
     name = line.substr(open + 1, close - open - 1);
